@@ -1,0 +1,1 @@
+"""ceedtap: libCEED operators inside JAX programs, and taps that stream arrays out of them."""

@@ -1,0 +1,105 @@
+/* A compiled program refers to a Python object (an operator, a consumer) by a 64-bit key. Python holds one reference
+ * to the key; every executable holds one more, taken when XLA instantiates the custom call and dropped when XLA
+ * destroys it, which is after the last execution of it has ended, wherever that runs. Python learns of the keys that
+ * nothing refers to any more with ct_registry_reap and only then lets go of the object. */
+#include "ceedtap.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+typedef struct entry {
+  struct entry *next;
+  uint64_t key;
+  void *payload;
+  size_t refs;
+} entry;
+
+enum { NUM_BUCKETS = 1024 };
+
+struct ct_registry {
+  pthread_mutex_t mutex;
+  entry *buckets[NUM_BUCKETS];
+  size_t size, dead; /* entries, and those without references */
+};
+
+static ct_registry operators = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static ct_registry consumers = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+ct_registry *ct_operators(void) { return &operators; }
+ct_registry *ct_consumers(void) { return &consumers; }
+
+static entry **find(ct_registry *registry, uint64_t key) {
+  entry **slot = &registry->buckets[(key ^ (key >> 32)) % NUM_BUCKETS];
+  while (*slot && (*slot)->key != key) slot = &(*slot)->next;
+  return slot;
+}
+
+static int change(ct_registry *registry, uint64_t key, int delta) {
+  pthread_mutex_lock(&registry->mutex);
+  entry *found = *find(registry, key);
+  if (found) {
+    if (delta > 0 && found->refs == 0) registry->dead--; /* came back before it was reaped */
+    if (delta > 0) found->refs++;
+    else if (found->refs > 0 && --found->refs == 0) registry->dead++;
+  }
+  pthread_mutex_unlock(&registry->mutex);
+  return found != NULL;
+}
+
+int ct_registry_add(ct_registry *registry, uint64_t key, void *payload) {
+  entry *fresh = malloc(sizeof *fresh);
+  if (!fresh) return -1;
+  pthread_mutex_lock(&registry->mutex);
+  entry **slot = find(registry, key);
+  if (*slot) { /* known, perhaps not yet reaped */
+    free(fresh);
+    fresh = *slot;
+    if (fresh->refs++ == 0) registry->dead--;
+  } else {
+    *fresh = (entry){.next = NULL, .key = key, .refs = 1};
+    *slot = fresh;
+    registry->size++;
+  }
+  fresh->payload = payload;
+  pthread_mutex_unlock(&registry->mutex);
+  return 0;
+}
+
+int ct_registry_ref(ct_registry *registry, uint64_t key) { return change(registry, key, 1); }
+void ct_registry_unref(ct_registry *registry, uint64_t key) { change(registry, key, -1); }
+
+void *ct_registry_payload(ct_registry *registry, uint64_t key) {
+  pthread_mutex_lock(&registry->mutex);
+  entry *found = *find(registry, key);
+  void *payload = found ? found->payload : NULL;
+  pthread_mutex_unlock(&registry->mutex);
+  return payload;
+}
+
+size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, size_t max) {
+  size_t n = 0;
+  pthread_mutex_lock(&registry->mutex);
+  for (size_t b = 0; b < NUM_BUCKETS && n < max && registry->dead > 0; b++) {
+    entry **slot = &registry->buckets[b];
+    while (*slot && n < max) {
+      entry *candidate = *slot;
+      if (candidate->refs > 0) {
+        slot = &candidate->next;
+        continue;
+      }
+      keys[n++] = candidate->key;
+      *slot = candidate->next;
+      registry->size--;
+      registry->dead--;
+      free(candidate);
+    }
+  }
+  pthread_mutex_unlock(&registry->mutex);
+  return n;
+}
+
+size_t ct_registry_size(ct_registry *registry) {
+  pthread_mutex_lock(&registry->mutex);
+  size_t size = registry->size;
+  pthread_mutex_unlock(&registry->mutex);
+  return size;
+}
