@@ -1,0 +1,109 @@
+"""Everything that ceedtap needs of JAX beyond its public interface; no other file imports private JAX.
+
+Checked with JAX 0.10.2 and 0.12. When a newer JAX moves something, importing this module raises an ImportError that
+names the piece; :func:`broken` lists what is missing without raising, for ``ceedtap doctor``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.interpreters import ad, batching, mlir
+
+from ceedtap.native import ffi, lib
+
+# Effects are allowed in control flow, derivatives and rematerialisation type by type. Without `partial_eval_kept_effects`
+# a tap inside `grad(scan(...))` is lost silently, so a missing registry is an error and not something to work around.
+_EFFECT_REGISTRIES = (
+    "lowerable_effects",
+    "control_flow_allowed_effects",
+    "custom_derivatives_allowed_effects",
+    "remat_allowed_effects",
+    "partial_eval_kept_effects",
+)
+_ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
+_PRIVATE = {
+    "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
+    "jax._src.interpreters.mlir": ("ir_attribute", "ModuleContext"),
+    "jax._src.ffi": ("build_ffi_lowering_function",),
+}
+
+
+def broken() -> list[str]:
+    """Names of the private JAX attributes that ceedtap needs and this JAX lacks; empty when all is well."""
+    missing = []
+    for module_name, names in _PRIVATE.items():
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError:
+            missing.append(module_name)
+            continue
+        missing += [f"{module_name}.{name}" for name in names if not hasattr(module, name)]
+    return missing
+
+
+if _missing := broken():
+    raise ImportError(
+        f"ceedtap does not know this JAX ({jax.__version__}): it lacks {', '.join(_missing)}. "
+        "Install a JAX that ceedtap is tested with (0.10.2 to 0.12) or a newer ceedtap."
+    )
+
+from jax._src import effects as _effects  # noqa: E402
+from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
+
+Primitive = jex_core.Primitive
+Effect = jex_core.Effect
+AbstractValue = jax.core.ShapedArray
+LoweringRuleContext = mlir.LoweringRuleContext
+register_lowering = mlir.register_lowering
+primitive_jvps = ad.primitive_jvps
+primitive_transposes = ad.primitive_transposes
+primitive_batchers = batching.primitive_batchers
+Zero = ad.Zero
+instantiate_zeros = ad.instantiate_zeros
+is_undefined_primal = ad.is_undefined_primal
+
+
+def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:
+    """Lets an effect appear wherever JAX restricts effects; ordered effects also on several devices."""
+    for name in _EFFECT_REGISTRIES + (_ORDERED_REGISTRIES if ordered else ()):
+        getattr(_effects, name).add_type(effect_type)
+
+
+def batch_axis_first(x: Any, axis: int | None, size: int) -> Any:
+    """`x` with its batch axis first; an unbatched one is broadcast to `size` lanes."""
+    return jax.numpy.broadcast_to(x, (size, *x.shape)) if axis is None else jax.numpy.moveaxis(x, axis, 0)
+
+
+def add_keepalive(ctx: LoweringRuleContext, value: Any) -> None:
+    """Keeps `value` alive as long as the lowered module and what is compiled from it."""
+    ctx.module_context.add_keepalive(value)
+
+
+def lower_ffi(target: str, *, has_side_effect: bool) -> Callable[..., Any]:
+    """A function ``(ctx, *operands, **attributes) -> MLIR operation`` that calls the FFI target `target`."""
+    return build_ffi_lowering_function(target, has_side_effect=has_side_effect)
+
+
+def _capsule(address: Any) -> Any:
+    return jax.ffi.pycapsule(ctypes.c_void_p(int(ffi.cast("uintptr_t", address))))
+
+
+def _register_targets() -> None:
+    for name in ("tap", "operator"):
+        # The type first: XLA asks an instantiate handler for the type of the state that it makes.
+        state = {"type_id": f"ct_{name}_type_id", "type_info": f"ct_{name}_type_info"}
+        jax.ffi.register_ffi_type(
+            f"ceedtap_{name}_state", {key: _capsule(getattr(lib, getter)()) for key, getter in state.items()}, platform="cpu"
+        )
+        stages = ("instantiate", "execute")
+        handlers = {stage: _capsule(getattr(lib, f"ct_{name}_{stage}_address")()) for stage in stages}
+        jax.ffi.register_ffi_target(f"ceedtap_{name}", handlers, platform="cpu")
+
+
+_register_targets()
