@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, xla
 
 from ceedtap.native import ffi, lib
 
@@ -67,6 +67,7 @@ primitive_batchers = batching.primitive_batchers
 Zero = ad.Zero
 instantiate_zeros = ad.instantiate_zeros
 is_undefined_primal = ad.is_undefined_primal
+apply_primitive = xla.apply_primitive
 
 
 def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:

@@ -77,12 +77,9 @@ class Route:
 
     consumer: Consumer
     transforms: Transforms
+    id: int
     header: bytes
-    decoded: protocol.Header
-
-    @property
-    def id(self) -> int:
-        return self.decoded.consumer_id
+    decode: Callable[[Any], list[np.ndarray]]
 
 
 class _RouteReference:
@@ -122,8 +119,7 @@ class Outfeed:
         self._lock = threading.Lock()  # of _routes, _thread and the start of the thread
         self._progress = threading.Condition()  # of everything below
         self._errors = _Errors()
-        self._waiters = 0
-        self._running: str | None = None  # name of the consumer that is running
+        self._running: Consumer | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -149,7 +145,8 @@ class Outfeed:
                 raise AssertionError("a hash of 64 zero bits")
             if known is None:
                 header = protocol.encode_header(route_id, specs)
-                known = Route(consumer, transforms, header, protocol.decode_header(header))
+                decode = protocol.array_decoder(protocol.decode_header(header))
+                known = Route(consumer, transforms, route_id, header, decode)
                 self._routes[route_id] = known
             if lib.ct_registry_add(lib.ct_consumers(), route_id, ffi.NULL):
                 raise MemoryError("ceedtap: no memory for a route")
@@ -190,6 +187,9 @@ class Outfeed:
                 following = frame.next
                 self._deliver(frame, self._routes.get(frame.consumer) or retired.get(frame.consumer))
                 frame = following
+            # Once for all frames that were taken: waking a waiter for each of them would cost more than they do.
+            with self._progress:
+                self._progress.notify_all()
 
     def _deliver(self, frame: Any, route: Route | None) -> None:
         size = frame.size
@@ -204,18 +204,13 @@ class Outfeed:
         try:
             if route is None:
                 raise LookupError(f"an event came for consumer {frame.consumer:#018x}, which this process does not know")
-            self._running = route.consumer.name
-            route.consumer.deliver(protocol.decode_arrays(route.decoded, data), route.transforms)
+            self._running = route.consumer
+            route.consumer.deliver(route.decode(data), route.transforms)
         except BaseException as error:  # nothing that a consumer does may end the stream
             self._keep(error, frame, route)
         finally:
             self._running = None
-            lib.ct_queue_consumed(frame)
-            if not lent:
-                lib.ct_frame_free(frame)
-            if self._waiters:
-                with self._progress:
-                    self._progress.notify_all()
+            lib.ct_queue_consumed(frame, lent)
 
     def _keep(self, error: BaseException, frame: Any, route: Route | None) -> None:
         name = route.consumer.name if route else "unknown"
@@ -243,22 +238,18 @@ class Outfeed:
         target = lib.ct_queue_emitted()
         end = None if timeout is None else time.monotonic() + timeout
         with self._progress:
-            self._waiters += 1
             lib.ct_queue_wake()
-            try:
-                done, since = self.settled(), time.monotonic()
-                while done < target:
-                    now = time.monotonic()
-                    if (end is not None and now >= end) or (patience is not None and now >= since + patience):
-                        return False
-                    if self._thread is None or not self._thread.is_alive():
-                        return False
-                    self._progress.wait(0.1)
-                    if (latest := self.settled()) > done:
-                        done, since = latest, time.monotonic()
-                return True
-            finally:
-                self._waiters -= 1
+            done, since = self.settled(), time.monotonic()
+            while done < target:
+                now = time.monotonic()
+                if (end is not None and now >= end) or (patience is not None and now >= since + patience):
+                    return False
+                if self._thread is None or not self._thread.is_alive():
+                    return False
+                self._progress.wait(0.05)
+                if (latest := self.settled()) > done:
+                    done, since = latest, time.monotonic()
+            return True
 
     @staticmethod
     def settled() -> int:
@@ -282,7 +273,7 @@ class Outfeed:
         stats = _queue_stats()
         waiting = stats["emitted"] - stats["consumed"] - stats["dropped"]
         running = self._running
-        busy = f"consumer {running} has not returned" if running else "no consumer is running"
+        busy = f"consumer {running.name} has not returned" if running else "no consumer is running"
         return f"{waiting} tapped event{'s are' if waiting != 1 else ' is'} not consumed, {busy}"
 
     def shut_down(self) -> None:

@@ -19,7 +19,7 @@ are the indices of :data:`DTYPES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -156,28 +156,44 @@ def _decode_metadata(metadata: bytes) -> tuple[ArraySpec, ...]:
     return tuple(specs)
 
 
-def decode_arrays(header: Header, data: bytes | bytearray | memoryview) -> list[np.ndarray]:
-    """The arrays of a frame, as views of `data` (copies where their place in `data` is not aligned for their type).
+def array_decoder(header: Header) -> Callable[[bytes | bytearray | memoryview], list[np.ndarray]]:
+    """A function from the bytes of a frame with this header to its arrays. Most streams repeat one header; what depends
+    on it alone is done here, once.
 
-    Args:
-        header: of the frame.
-        data: the whole frame, header included; longer data are allowed.
+    The arrays are views of the bytes, except for those whose place in the frame is not aligned for their type.
     """
-    if len(data) < header.frame_nbytes:
-        raise ProtocolError(f"the frame has {header.frame_nbytes} bytes, got {len(data)}", len(data))
-    arrays, offset = [], header.nbytes
+    plan, offset = [], header.nbytes
     for spec in header.specs:
-        array = np.frombuffer(data, spec.dtype, math.prod(spec.shape), offset).reshape(spec.shape)
-        arrays.append(array if array.flags.aligned else array.copy())
+        plan.append((spec.shape, spec.dtype, offset))
         offset += spec.nbytes
-    return arrays
+    misaligned = [i for i, (_, dtype, start) in enumerate(plan) if start % dtype.alignment]
+
+    def decode(data: bytes | bytearray | memoryview) -> list[np.ndarray]:
+        if len(data) < offset:
+            raise ProtocolError(f"the frame has {offset} bytes, got {len(data)}", len(data))
+        arrays = [np.ndarray(shape, dtype, data, start) for shape, dtype, start in plan]
+        for i in misaligned:
+            arrays[i] = arrays[i].copy()
+        return arrays
+
+    return decode
+
+
+def decode_frame(data: bytes | bytearray | memoryview) -> tuple[Header, list[np.ndarray]]:
+    """The header and the arrays of the frame at the start of `data`.
+
+    Raises:
+        ProtocolError: no frame, or a part of one.
+    """
+    header = decode_header(data)
+    return header, array_decoder(header)(data)
 
 
 def encode_frame(consumer_id: int, arrays: Sequence[np.ndarray]) -> bytes:
     """A whole frame.
 
     >>> frame = encode_frame(7, [np.arange(3.0)])
-    >>> decode_arrays(decode_header(frame), frame)
+    >>> decode_frame(frame)[1]
     [array([0., 1., 2.])]
     """
     specs = [ArraySpec(array.shape, array.dtype.newbyteorder("=")) for array in arrays]

@@ -56,8 +56,9 @@ typedef struct ct_queue_stats {
 
 unsigned char *ct_frame_bytes(ct_frame *frame);
 ct_frame *ct_queue_take(int64_t timeout_us);   /* all frames in the queue, linked, oldest first; NULL after the time-out */
-void ct_queue_consumed(ct_frame *frame);       /* the consumer has returned: makes room for producers */
-void ct_frame_free(ct_frame *frame);           /* the frame's memory is not used any more */
+void ct_queue_consumed(ct_frame *frame, int lent); /* the consumer has returned: makes room for producers, and frees the
+                                                    * frame unless something still reads its bytes */
+void ct_frame_free(ct_frame *frame);               /* of a lent one */
 void ct_queue_wake(void);                      /* lets ct_queue_take return */
 uint64_t ct_queue_emitted(void);
 void ct_queue_get_stats(ct_queue_stats *stats);

@@ -65,7 +65,7 @@ static void take_back(ct_operator *op, int n) {
   }
 }
 
-static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t application, int64_t num_applications) {
+static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t application) {
   int num_vectors = op->num_in + op->num_out, rc = 0, i;
   for (i = 0; i < num_vectors && !rc; i++) {
     const XLA_FFI_Buffer *buffer = i < op->num_in ? frame->args.args[i] : frame->rets.rets[i - op->num_in];
@@ -114,7 +114,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &state);
   if (error) return error;
   ct_operator *op = ((operator_state *)state)->op;
-  int64_t num_applications;
+  int64_t num_applications = 0;
   error = check_buffers(frame, op, &num_applications);
   if (error) return error;
 
@@ -126,7 +126,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
              op->error);
     error = ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, text);
   }
-  for (int64_t i = 0; i < num_applications && !error; i++) error = apply(frame, op, i, num_applications);
+  for (int64_t i = 0; i < num_applications && !error; i++) error = apply(frame, op, i);
   ct_lock_release(op->lock);
   return error;
 }

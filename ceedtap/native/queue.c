@@ -76,18 +76,22 @@ static ct_frame *frame_new(uint64_t size) {
   return memory;
 }
 
-void ct_frame_free(ct_frame *frame) {
-  int c = size_class(frame->capacity + FRAME_HEAD);
+/* Keeps the buffer for recycling; the lock is held. 0: there are enough, the caller must free it. */
+static int pool_put(ct_frame *frame) {
   uint64_t bytes = frame->capacity + FRAME_HEAD;
+  int c = size_class(bytes);
+  if (c > MAX_CLASS || queue.pool_bytes + bytes > POOL_BYTES) return 0;
+  frame->next = queue.pool[c];
+  queue.pool[c] = frame;
+  queue.pool_bytes += bytes;
+  return 1;
+}
+
+void ct_frame_free(ct_frame *frame) {
   pthread_mutex_lock(&queue.mutex);
-  int keep = c <= MAX_CLASS && queue.pool_bytes + bytes <= POOL_BYTES;
-  if (keep) {
-    frame->next = queue.pool[c];
-    queue.pool[c] = frame;
-    queue.pool_bytes += bytes;
-  }
+  int kept = pool_put(frame);
   pthread_mutex_unlock(&queue.mutex);
-  if (!keep) free(frame);
+  if (!kept) free(frame);
 }
 
 /* An empty frame with room for `size` bytes in the budget. NULL: closed (`*closed` is set) or no memory. */
@@ -169,12 +173,13 @@ ct_frame *ct_queue_take(int64_t timeout_us) {
   return frames;
 }
 
-void ct_queue_consumed(ct_frame *frame) {
+void ct_queue_consumed(ct_frame *frame, int lent) {
   pthread_mutex_lock(&queue.mutex);
   queue.consumed++;
   queue.queued_bytes -= frame->size;
-  int wake = queue.blocked;
+  int wake = queue.blocked, keep = lent || pool_put(frame);
   pthread_mutex_unlock(&queue.mutex);
+  if (!keep) free(frame);
   if (wake) pthread_cond_broadcast(&queue.room);
 }
 
