@@ -1,0 +1,56 @@
+# `make demo` and `make test` need Python (3.11 or newer), a C compiler and nothing else.
+# PYTHON chooses the interpreter; each has an environment of its own.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3; do if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+VENV := .venv
+else
+VENV := .venv-$(subst /,_,$(PYTHON))
+endif
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+SOURCES := pyproject.toml setup.py $(wildcard ceedtap/native/*.c ceedtap/native/*.h) ceedtap/native/build.py
+
+.PHONY: demo test bench lint sanitize clean
+
+demo: $(VENV)/ready
+	$(BIN)/ceedtap demo
+
+test: $(VENV)/ready-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(VENV)/ready
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+lint: $(VENV)/ready-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .venv-* build dist *.egg-info ceedtap/native/_native.*
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The requirements of one extra of pyproject.toml. Installing the extra through the package would build the package again.
+extra = $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
+
+$(VENV)/made:
+	@test -n "$(PYTHON)" || { echo "ceedtap needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; }
+	@echo "-- making an environment in $(VENV)"
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/ready: $(VENV)/made $(SOURCES)
+	@echo "-- installing ceedtap and building its native extension (the first time this downloads about 300 MB)"
+	$(BIN)/pip install --quiet --editable '.[mesh,plot]'
+	$(BIN)/ceedtap install-libceed
+	@touch $@
+
+$(VENV)/ready-test: $(VENV)/ready
+	@echo "-- installing what the tests need"
+	$(BIN)/pip install --quiet $(call extra,test)
+	@touch $@
+
+$(VENV)/ready-lint: $(VENV)/ready-test
+	$(BIN)/pip install --quiet $(call extra,lint)
+	@touch $@
