@@ -1,0 +1,308 @@
+"""Meshes from plain arrays and from files: node orders, serendipity cells, physical groups."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import lattice
+from .lattice import FloatArray, IntArray
+from .mesh import Mesh, MeshError, _check_finite, _check_indices, _facet_keys, _integers, _some
+
+# Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
+_CORNERS = {
+    2: np.array([[0, 0], [1, 0], [1, 1], [0, 1]]),
+    3: np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]]),
+}
+# Cell type -> (dimension, number of nodes).
+_CELLS = {
+    "quad": (2, 4),
+    "quad8": (2, 8),
+    "quad9": (2, 9),
+    "hexahedron": (3, 8),
+    "hexahedron20": (3, 20),
+    "hexahedron27": (3, 27),
+}
+_LINES = ("line", "line3")
+# Integer cell data that carry the group of a cell, by the formats' own names in meshio.
+_GROUP_DATA = ("gmsh:physical", "medit:ref", "cell_tags")
+
+
+def from_arrays(
+    points: npt.ArrayLike,
+    cells: npt.ArrayLike,
+    cell_type: str,
+    boundary: Mapping[str, npt.ArrayLike],
+    regions: Mapping[str, npt.ArrayLike],
+    *,
+    orient: bool,
+) -> Mesh:
+    """See :meth:`ceedtap.mesh.Mesh.from_arrays`."""
+    if cell_type not in _CELLS:
+        raise MeshError(f"cell_type: expected one of {', '.join(_CELLS)}, got {cell_type!r}")
+    dim, num_nodes = _CELLS[cell_type]
+    try:
+        x = np.array(points, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise MeshError(f"points: no array of numbers: {error}") from None
+    if x.ndim != 2 or x.shape[1] not in (2, 3):
+        raise MeshError(f"points: expected shape (num_points, 2) or (num_points, 3), got {x.shape}")
+    nodes = _integers(cells, "cells")
+    if nodes.ndim != 2 or nodes.shape[1] != num_nodes or len(nodes) == 0:
+        raise MeshError(f"cells: {cell_type} needs shape (num_cells >= 1, {num_nodes}), got {nodes.shape}")
+    _check_indices(nodes, len(x), "cells", "points")
+
+    used, compact = np.unique(nodes, return_inverse=True)
+    nodes = compact.reshape(nodes.shape).astype(np.int64)
+    number = np.full(len(x), -1, dtype=np.int64)
+    number[used] = np.arange(len(used))
+    x = x[used]
+    _check_finite(x, used)
+    x = _drop_constant(x, dim)
+
+    n = 2 if num_nodes == 2**dim else 3
+    x, lexicographic = _lexicographic(x, nodes, dim)
+    strides = n ** np.arange(dim)
+    corners = lexicographic[:, lattice.lexicographic(2, dim) @ ((n - 1) * strides)]
+    sets = {}
+    rows = {name: _facet_rows(name, facets, number, dim) for name, facets in boundary.items()}
+    if rows:
+        found = _find_facets(corners, np.concatenate(list(rows.values())))
+        ends = np.cumsum([len(facets) for facets in rows.values()])
+        for name, part in zip(rows, np.split(found, ends[:-1]), strict=True):
+            lost = np.flatnonzero(part[:, 0] < 0)
+            if lost.size:
+                raise MeshError(f"boundary set {name!r}: facets {_some(lost)} belong to no cell")
+            sets[name] = part
+    mesh = Mesh(x, lexicographic, n - 1, sets, {name: np.asarray(ids) for name, ids in regions.items()})
+    return mesh.reoriented() if orient else mesh.check()
+
+
+def read(path: str | os.PathLike[str], *, orient: bool) -> Mesh:
+    """See :func:`ceedtap.mesh.read`."""
+    try:
+        import meshio
+    except ImportError as error:
+        raise ImportError("reading mesh files needs meshio: pip install ceedtap[mesh]") from error
+    name = os.fspath(path)
+    if not os.path.isfile(name):
+        raise MeshError(f"{name}: no such file")
+    said = io.StringIO()
+    try:
+        # meshio prints its reasons and leaves by sys.exit when no reader takes the file.
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            data = meshio.read(name)
+    except (Exception, SystemExit) as error:
+        reasons = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+        if not isinstance(error, SystemExit):
+            reasons.append(str(error) or type(error).__name__)
+        raise MeshError(f"{name}: not a mesh file that meshio can read: {' '.join(reasons)}") from error
+    try:
+        return _from_meshio(data, orient)
+    except MeshError as error:
+        raise MeshError(f"{name}: {error}") from error.__cause__
+
+
+def _from_meshio(data: Any, orient: bool) -> Mesh:
+    counts: dict[str, int] = {}
+    for block in data.cells:
+        if len(block.data):
+            counts[block.type] = counts.get(block.type, 0) + len(block.data)
+    listing = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+    known = {*_CELLS, *_LINES, "vertex"}
+    foreign = {name: count for name, count in counts.items() if name not in known}
+    if foreign:
+        names = ", ".join(f"{count} {name}" for name, count in foreign.items())
+        raise MeshError(
+            f"cells that are neither quadrilaterals nor hexahedra of first or second order: {names} "
+            f"(all cells of the file: {listing})"
+        )
+    dim = max((_CELLS[name][0] for name in counts if name in _CELLS), default=0)
+    if dim == 0:
+        raise MeshError(f"no quadrilaterals or hexahedra in it; its cells: {listing}")
+    types = [name for name in counts if name in _CELLS and _CELLS[name][0] == dim]
+    if len(types) > 1:
+        raise MeshError(f"cells of different types cannot be mixed in one mesh: {listing}")
+    cell_type = types[0]
+
+    cells: list[IntArray] = []
+    facets: list[IntArray] = []
+    groups: dict[str, dict[str, list[IntArray]]] = {"cell": {}, "facet": {}}
+    facet_types = _LINES if dim == 2 else tuple(name for name in _CELLS if _CELLS[name][0] == 2)
+    corners = 2 ** (dim - 1)
+    totals = {"cell": 0, "facet": 0}
+    for index, block in enumerate(data.cells):
+        if block.type == cell_type:
+            kind, stored = "cell", cells
+        elif block.type in facet_types:
+            kind, stored = "facet", facets
+        else:
+            continue
+        entries = np.asarray(block.data, dtype=np.int64)
+        stored.append(entries if kind == "cell" else entries[:, :corners])
+        for name, members in _groups(data, index, dim if kind == "cell" else dim - 1).items():
+            groups[kind].setdefault(name, []).append(totals[kind] + members)
+        totals[kind] += len(entries)
+    nodes = np.concatenate(facets) if facets else np.zeros((0, corners), dtype=np.int64)
+    boundary = {name: nodes[np.unique(np.concatenate(ids))] for name, ids in groups["facet"].items()}
+    regions = {name: np.unique(np.concatenate(ids)) for name, ids in groups["cell"].items()}
+    return Mesh.from_arrays(data.points, np.concatenate(cells), cell_type, boundary, regions, orient=orient)
+
+
+def _groups(data: Any, index: int, dim: int) -> dict[str, IntArray]:
+    """The named groups of block ``index`` of a meshio mesh: name -> positions within the block."""
+    groups: dict[str, IntArray] = {}
+    for name, members in data.cell_sets.items():
+        part = members[index] if index < len(members) else None
+        if not name.startswith("gmsh:") and part is not None and len(part):
+            groups[name] = np.asarray(part, dtype=np.int64)
+    names = {(int(tag), int(of)): name for name, (tag, of) in _physical_names(data).items()}
+    families = getattr(data, "cell_tags", None) or {}
+    for key in _GROUP_DATA:
+        if key not in data.cell_data:
+            continue
+        tags = np.asarray(data.cell_data[key][index]).astype(np.int64).ravel()
+        for tag in np.unique(tags).tolist():
+            if tag == 0:  # gmsh and MED: in no group
+                continue
+            members = np.flatnonzero(tags == tag)
+            own = families.get(tag) if key == "cell_tags" else [names.get((tag, dim), str(tag))]
+            for name in own or [str(tag)]:
+                groups[name] = np.union1d(groups[name], members) if name in groups else members
+    return groups
+
+
+def _physical_names(data: Any) -> dict[str, Any]:
+    """gmsh's physical names, name -> (tag, dimension), among what formats put into meshio's ``field_data``."""
+    return {name: value for name, value in data.field_data.items() if np.shape(value) == (2,)}
+
+
+def _drop_constant(x: FloatArray, dim: int) -> FloatArray:
+    """Coordinates in as many columns as the cells have dimensions."""
+    if x.shape[1] == dim:
+        return x
+    if dim == 3:
+        raise MeshError("hexahedra need three coordinates, the points have two")
+    extent = np.ptp(x, axis=0)
+    if extent[2] > 1e-12 * max(extent.max(), float(np.abs(x[:, 2]).max())):
+        raise MeshError(
+            f"quadrilaterals in space (z from {x[:, 2].min():.6g} to {x[:, 2].max():.6g}): surface meshes are not "
+            "supported, a two-dimensional mesh lies in a plane of constant z"
+        )
+    return np.ascontiguousarray(x[:, :2])
+
+
+def _lexicographic(x: FloatArray, nodes: IntArray, dim: int) -> tuple[FloatArray, IntArray]:
+    """Points and cells in lexicographic order; serendipity cells are completed, which adds points."""
+    corner_codes = _CORNERS[dim]
+    first = len(corner_codes)
+    n = 2 if nodes.shape[1] == first else 3
+    strides = n ** np.arange(dim)
+    if n == 2:
+        out = np.empty_like(nodes)
+        out[:, corner_codes @ strides] = nodes
+        return x, out
+    out = np.full((len(nodes), n**dim), -1, dtype=np.int64)
+    out[:, 2 * corner_codes @ strides] = nodes[:, :first]
+    out[:, _middle_positions(x, nodes, dim)] = nodes[:, first:]
+    missing = np.flatnonzero(out[0] < 0)
+    if not missing.size:
+        return x, out
+    # The serendipity map lies in the full second-order space, so its values at the missing nodes give the same shape.
+    known = np.flatnonzero(out[0] >= 0)
+    reference = np.asarray(lattice.lexicographic(3, dim) - 1, dtype=np.float64)
+    weights = _serendipity(reference[known], reference[missing])
+    values = weights @ x[out[:, known]]
+    total, numbers = lattice.number_nodes(out[:, 2 * lattice.lexicographic(2, dim) @ strides], 2)
+    added = np.full(total, -1, dtype=np.int64)
+    new = np.unique(numbers[:, missing])
+    added[new] = len(x) + np.arange(len(new))
+    out[:, missing] = added[numbers[:, missing]]
+    extended = np.concatenate([x, np.empty((len(new), dim))])
+    extended[out[:, missing]] = values
+    return extended, out
+
+
+def _middle_positions(x: FloatArray, nodes: IntArray, dim: int) -> IntArray:
+    """The lattice position of each second-order node of a cell type, from where these nodes lie.
+
+    Formats agree on the order of corners but not on that of mid-side nodes (those of VTK, gmsh and Exodus differ for
+    hexahedra, and readers translate some of them only). The middle of an edge, face or cell is nearer to its own
+    middle of the corners than to others on all but absurdly bent cells, so the mean over all cells decides.
+    """
+    codes = _CORNERS[dim]
+    first = len(codes)
+    position = lattice.lexicographic(3, dim)
+    middles = np.count_nonzero(position == 1, axis=1)
+    wanted = np.flatnonzero(middles >= 1)
+    if nodes.shape[1] - first < len(wanted):
+        wanted = np.flatnonzero(middles == 1)
+    weights = np.prod(np.where(codes[None], position[wanted][:, None] / 2, 1 - position[wanted][:, None] / 2), axis=-1)
+    corners = x[nodes[:, :first]]
+    expected = weights @ corners
+    actual = x[nodes[:, first:]]
+    size = np.linalg.norm(np.ptp(corners, axis=1), axis=-1)
+    size[size == 0] = np.inf  # collapsed cells have no say here; the Jacobian check names them
+    distance = np.zeros((actual.shape[1], len(wanted)))
+    for slot in range(actual.shape[1]):
+        gap = np.linalg.norm(actual[:, slot, None] - expected, axis=-1) / size[:, None]
+        distance[slot] = np.mean(gap**2, axis=0)
+    best = np.argmin(distance, axis=1)
+    if len(np.unique(best)) != len(wanted):
+        raise MeshError(
+            "the second-order nodes do not lie near the middles of edges, faces and cells in any fixed order: "
+            f"nodes {_some(first + np.arange(len(best)))} of the cells are nearest to the middles {best.tolist()}"
+        )
+    return wanted[best]
+
+
+def _serendipity(nodes: FloatArray, at: FloatArray) -> FloatArray:
+    """Values (len(at), len(nodes)) of the 8- and 20-node serendipity functions; nodes and points on [-1, 1]**dim."""
+    dim = nodes.shape[1]
+    out = np.empty((len(at), len(nodes)))
+    for column, node in enumerate(nodes):
+        on_axis = node == 0
+        linear = np.prod(np.where(on_axis, 1.0, 1 + at * node), axis=1)
+        if on_axis.any():
+            out[:, column] = linear * np.prod(np.where(on_axis, 1 - at**2, 1.0), axis=1) / 2 ** (dim - 1)
+        else:
+            out[:, column] = linear * (at @ node - (dim - 1)) / 2**dim
+    return out
+
+
+def _facet_rows(name: str, facets: npt.ArrayLike, number: IntArray, dim: int) -> IntArray:
+    """The corner points of the facets of a set in compact numbers; -1 for points that no cell uses."""
+    array = np.asarray(facets)
+    corners, widths = 2 ** (dim - 1), (2, 3) if dim == 2 else (4, 8, 9)
+    if array.size == 0:
+        return np.zeros((0, corners), dtype=np.int64)
+    ids = _integers(array, f"boundary set {name!r}")
+    if ids.ndim != 2 or ids.shape[1] not in widths:
+        raise MeshError(f"boundary set {name!r}: expected facets of shape (n, one of {widths}), got {ids.shape}")
+    _check_indices(ids, len(number), f"boundary set {name!r}", "points")
+    return number[ids[:, :corners]]
+
+
+def _find_facets(corners: IntArray, wanted: IntArray) -> IntArray:
+    """(n, 2) rows of (cell, local facet) of facets given by their corners in cyclic order; -1 where no cell has it.
+
+    Of the two cells at an interior facet the first one is named.
+    """
+    keys = _facet_keys(corners)
+    num_cells, per_cell, width = keys.shape
+    if wanted.shape[1] == 4:
+        wanted = wanted[:, [0, 1, 3, 2]]
+    known = np.flatnonzero(np.all(wanted >= 0, axis=1))
+    own = lattice.canonical(wanted[known])[0]
+    count, index = lattice.unique_rows(np.concatenate([keys.reshape(-1, width), own]))
+    owner = np.full(count, -1, dtype=np.int64)
+    owner[index[: num_cells * per_cell][::-1]] = np.arange(num_cells * per_cell)[::-1]
+    place = np.full(len(wanted), -1, dtype=np.int64)
+    place[known] = owner[index[num_cells * per_cell :]]
+    return np.where(place[:, None] < 0, -1, np.stack([place // per_cell, place % per_cell], axis=1))

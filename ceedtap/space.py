@@ -1,0 +1,205 @@
+"""Continuous Lagrange spaces on a mesh, as libCEED restrictions and bases."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import lattice
+from .ceed import GAUSS, Basis, Ceed, ElemRestriction
+from .lattice import FloatArray, IntArray
+from .mesh import Mesh
+
+__all__ = ["Space"]
+
+
+class Space:
+    """Continuous tensor-product Lagrange functions of one degree on the Gauss-Lobatto nodes of every cell.
+
+    A field of the space is an array of shape (num_nodes,) for one component and (num_nodes, components) for several,
+    components fastest: flattened, it is libCEED's L-vector. Where the degree is the order of the mesh's geometry the
+    nodes are the mesh's own points in their own order, so that ``mesh.points`` is a field of the space
+    with ``dim`` components.
+
+    Args:
+        ceed: the libCEED context that the restriction and the basis live in.
+        mesh: the mesh; it is checked (:meth:`Mesh.check`).
+        degree: polynomial degree in each direction, at least 1.
+        quadrature: quadrature points per direction; ``degree + 2`` by default, the rule of the CEED bake-off problems.
+        components: components of a field.
+        qmode: ``GAUSS`` (default) or ``GAUSS_LOBATTO`` of :mod:`ceedtap.ceed`.
+
+    Raises:
+        ValueError: degree, quadrature or components out of range, or more entries than 32-bit indices can name.
+        MeshError: the mesh has inverted or inconsistent cells.
+
+    Examples:
+        >>> import ceedtap as ct
+        >>> space = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(2, 2), degree=3)
+        >>> space
+        Space(degree=3, quadrature=5, components=1, num_nodes=49, mesh=Mesh(dim=2, order=1, num_cells=4, ...))
+        >>> space.interpolate(lambda x: x[:, 0] + x[:, 1]).shape
+        (49,)
+    """
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        mesh: Mesh,
+        degree: int,
+        quadrature: int | None = None,
+        components: int = 1,
+        qmode: int = GAUSS,
+    ) -> None:
+        quadrature = degree + 2 if quadrature is None and isinstance(degree, (int, np.integer)) else quadrature
+        for name, value in (("degree", degree), ("quadrature", quadrature), ("components", components)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name}: expected a positive integer, got {value!r}")
+        assert quadrature is not None
+        if not isinstance(mesh, Mesh):
+            raise TypeError(f"mesh: expected a ceedtap.mesh.Mesh, got {type(mesh).__name__}")
+        mesh.check()
+        self.ceed = ceed
+        self.mesh = mesh
+        self.degree = int(degree)
+        self.quadrature = int(quadrature)
+        self.components = int(components)
+        self.qmode = qmode
+        if self.degree == mesh.order:
+            self.num_nodes, self.element_nodes = mesh.num_points, mesh.cells
+        else:
+            self.num_nodes, numbers = lattice.number_nodes(mesh.corners, self.degree)
+            self.element_nodes = lattice.frozen(numbers)
+        if max(self.lsize, mesh.num_cells * self.num_quadrature_points) >= 2**31:
+            raise ValueError(
+                f"{self.lsize} degrees of freedom and {mesh.num_cells * self.num_quadrature_points} quadrature points: "
+                "libCEED's 32-bit indices end at 2147483647"
+            )
+
+    def __repr__(self) -> str:
+        mesh = f"Mesh(dim={self.mesh.dim}, order={self.mesh.order}, num_cells={self.mesh.num_cells}, ...)"
+        return (
+            f"Space(degree={self.degree}, quadrature={self.quadrature}, components={self.components}, "
+            f"num_nodes={self.num_nodes}, mesh={mesh})"
+        )
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the mesh."""
+        return self.mesh.dim
+
+    @property
+    def lsize(self) -> int:
+        """Length of an L-vector: ``num_nodes * components``."""
+        return self.num_nodes * self.components
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a field: (num_nodes,) for one component, else (num_nodes, components)."""
+        return (self.num_nodes,) if self.components == 1 else (self.num_nodes, self.components)
+
+    @property
+    def num_quadrature_points(self) -> int:
+        """Quadrature points of one cell: ``quadrature ** dim``."""
+        return int(self.quadrature**self.mesh.dim)
+
+    @functools.cached_property
+    def restriction(self) -> ElemRestriction:
+        """libCEED's element restriction: component stride 1, offsets ``element_nodes * components``."""
+        offsets = (self.element_nodes * self.components).astype(np.int32).ravel()
+        num_cells, size = self.element_nodes.shape
+        return self.ceed.ElemRestriction(num_cells, size, self.components, 1, self.lsize, offsets)
+
+    @functools.cached_property
+    def basis(self) -> Basis:
+        """libCEED's tensor-product Lagrange basis with ``degree + 1`` nodes and ``quadrature`` points per direction."""
+        return self.ceed.BasisTensorH1Lagrange(
+            self.mesh.dim, self.components, self.degree + 1, self.quadrature, self.qmode
+        )
+
+    def quadrature_restriction(self, components: int = 1) -> ElemRestriction:
+        """A strided restriction for data at the quadrature points.
+
+        Its L-vector seen from JAX has the shape (num_cells, components, num_quadrature_points): the strides are
+        explicit because libCEED's backends choose different ones for ``STRIDES_BACKEND``. Restrictions are cached per
+        component count.
+        """
+        if isinstance(components, bool) or not isinstance(components, (int, np.integer)) or components < 1:
+            raise ValueError(f"components: expected a positive integer, got {components!r}")
+        return self._quadrature_restriction(int(components))
+
+    @functools.cached_property
+    def _quadrature_restriction(self) -> Callable[[int], ElemRestriction]:
+        @functools.cache  # per space: a cache on the class would keep every space alive
+        def make(components: int) -> ElemRestriction:
+            points, num_cells = self.num_quadrature_points, self.mesh.num_cells
+            size = num_cells * points * components
+            if size >= 2**31:
+                raise ValueError(f"{size} values at quadrature points: libCEED's 32-bit indices end at 2147483647")
+            strides = np.array([1, points, points * components], dtype=np.int32)
+            return self.ceed.StridedElemRestriction(num_cells, points, components, size, strides)
+
+        return make
+
+    @functools.cached_property
+    def geometry(self) -> Space:
+        """The space of the mesh's own geometry at the same quadrature points, with ``mesh.points`` as a field."""
+        return Space(self.ceed, self.mesh, self.mesh.order, self.quadrature, self.mesh.dim, self.qmode)
+
+    @functools.cached_property
+    def nodes(self) -> FloatArray:
+        """(num_nodes, dim) float64 physical coordinates of the nodes, by the mesh's geometry."""
+        if self.degree == self.mesh.order:
+            return self.mesh.points
+        nodes = np.empty((self.num_nodes, self.mesh.dim))
+        nodes[self.element_nodes] = self.mesh.map(lattice.lobatto_points(self.degree + 1))
+        return lattice.frozen(nodes)
+
+    def boundary_nodes(self, name: str | Sequence[str] | None = None) -> IntArray:
+        """Sorted node numbers on a boundary set, on several together, or (None) on the whole boundary.
+
+        Raises:
+            KeyError: no set of this name; the message lists the names there are.
+        """
+        rows = self.mesh.facets(name)
+        codes = lattice.facets(self.mesh.dim)
+        local = np.stack([lattice.entity_nodes(code, self.degree + 1, True) for code in codes])
+        return np.unique(self.element_nodes[rows[:, :1], local[rows[:, 1]]])
+
+    def interpolate(self, f: Callable[[FloatArray], npt.ArrayLike] | npt.ArrayLike) -> FloatArray:
+        """The field that equals ``f`` at the nodes.
+
+        Args:
+            f: a function of the node coordinates (num_nodes, dim) that returns (num_nodes,) or, for several components,
+                (num_nodes, components); or a constant, one number or one per component.
+
+        Returns:
+            A new float64 array of shape :attr:`shape`.
+
+        Raises:
+            ValueError: the values do not have this shape.
+        """
+        values: Any = f(self.nodes) if callable(f) else f
+        array = np.asarray(values, dtype=np.float64)
+        if array.shape == (self.num_nodes, 1) and self.components == 1:
+            array = array[:, 0]
+        if array.shape != self.shape and array.shape not in ((), self.shape[1:]):
+            raise ValueError(f"f: expected values of shape {self.shape}, got {array.shape}")
+        return np.array(np.broadcast_to(array, self.shape))
+
+    def linear_cells(self) -> IntArray:
+        """Every cell split at its nodes into ``degree**dim`` first-order cells, to look at a field with common tools.
+
+        Returns:
+            (num_cells * degree**dim, 2**dim) node numbers in the corner order of VTK and meshio.
+        """
+        dim, n = self.mesh.dim, self.degree + 1
+        order = [0, 1, 3, 2] if dim == 2 else [0, 1, 3, 2, 4, 5, 7, 6]
+        strides = n ** np.arange(dim)
+        corner = lattice.lexicographic(2, dim)[order] @ strides
+        first = lattice.lexicographic(self.degree, dim) @ strides
+        return np.asarray(self.element_nodes[:, first[:, None] + corner[None, :]].reshape(-1, 2**dim))
