@@ -175,17 +175,15 @@ class Mesh:
 
     @functools.cached_property
     def _checked(self) -> bool:
-        worst, _ = self._determinants
+        worst, best = self._determinants
         bad = np.flatnonzero(~(worst > 0))
         if bad.size:
             first = ", ".join(f"cell {c}: {worst[c]:.6g}" for c in bad[:5])
             more = f" and {bad.size - 5} more cells" if bad.size > 5 else ""
-            left = bad.size == len(worst)
-            hint = (
-                "all cells are left-handed; Mesh.reoriented() (orient=True in read and from_arrays) turns them"
-                if left
-                else "the cell is inverted, collapsed or, if left-handed as a whole, can be turned by Mesh.reoriented()"
-            )
+            if np.all(best[bad] < 0):
+                hint = "left-handed node order; Mesh.reoriented(), or orient=True in read and from_arrays, turns it"
+            else:
+                hint = "inverted or collapsed"
             raise MeshError(f"Jacobian determinant not positive in {first}{more} ({hint})")
         count, index = self._facet_numbers
         uses = np.bincount(index.ravel(), minlength=count)

@@ -48,7 +48,13 @@ def make(path: str | Path, size: float = SIZE) -> None:
         gmsh.option.setNumber("Mesh.RecombinationAlgorithm", 3)  # blossom, full-quad: no triangle is left over
         for tag in plate:
             gmsh.model.mesh.setRecombine(2, tag)
+            for _, curve in gmsh.model.getBoundary([(2, tag)], oriented=False):
+                # The recombination starts from twice the size, where quadrilaterals need an even number of edges too.
+                gmsh.model.mesh.setTransfiniteCurve(curve, 4 * math.ceil(occ.getMass(1, curve) / size / 4) + 1)
         gmsh.model.mesh.generate(2)
+        triangles = gmsh.model.mesh.getElementsByType(2)[0]
+        if len(triangles):
+            raise RuntimeError(f"gmsh left {len(triangles)} triangles at size {size}; choose another size")
         gmsh.model.mesh.setOrder(2)
         gmsh.option.setNumber("Mesh.MshFileVersion", 4.1)
         gmsh.option.setNumber("Mesh.Binary", 0)
