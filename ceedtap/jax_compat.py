@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ _EFFECT_REGISTRIES = (
 _ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
 _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
-    "jax._src.interpreters.mlir": ("ir_attribute", "ModuleContext"),
+    "jax._src.core": ("abstract_token",),
     "jax._src.ffi": ("build_ffi_lowering_function",),
 }
 
@@ -53,6 +53,7 @@ if _missing := broken():
         "Install a JAX that ceedtap is tested with (0.10.2 to 0.12) or a newer ceedtap."
     )
 
+from jax._src import core as _core  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
 
@@ -76,19 +77,31 @@ def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:
         getattr(_effects, name).add_type(effect_type)
 
 
-def batch_axis_first(x: Any, axis: int | None, size: int) -> Any:
-    """`x` with its batch axis first; an unbatched one is broadcast to `size` lanes."""
-    return jax.numpy.broadcast_to(x, (size, *x.shape)) if axis is None else jax.numpy.moveaxis(x, axis, 0)
-
-
 def add_keepalive(ctx: LoweringRuleContext, value: Any) -> None:
     """Keeps `value` alive as long as the lowered module and what is compiled from it."""
     ctx.module_context.add_keepalive(value)
 
 
-def lower_ffi(target: str, *, has_side_effect: bool) -> Callable[..., Any]:
-    """A function ``(ctx, *operands, **attributes) -> MLIR operation`` that calls the FFI target `target`."""
-    return build_ffi_lowering_function(target, has_side_effect=has_side_effect)
+def lower_ffi(target: str) -> Callable[..., Any]:
+    """A function ``(ctx, *operands, **attributes) -> MLIR operation`` that calls the pure FFI target `target`."""
+    return build_ffi_lowering_function(target, has_side_effect=False)
+
+
+def emit_ffi_effect(
+    ctx: LoweringRuleContext, target: str, operands: Sequence[Any], ordered_effect: Effect | None, **attributes: Any
+) -> None:
+    """Calls the FFI target `target`, which has a side effect and no results.
+
+    With `ordered_effect`, the call takes that effect's token and hands it on, which puts it in program order.
+    """
+    lower = build_ffi_lowering_function(target, has_side_effect=True)
+    if ordered_effect is None:
+        lower(ctx.replace(avals_out=[]), *operands, **attributes)
+        return
+    token = ctx.tokens_in.get(ordered_effect)
+    with_token = ctx.replace(avals_in=[_core.abstract_token, *ctx.avals_in], avals_out=[_core.abstract_token])
+    (token,) = lower(with_token, token, *operands, **attributes).results
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
 
 
 def _capsule(address: Any) -> Any:

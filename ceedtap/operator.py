@@ -239,7 +239,7 @@ def _ready(op: Any) -> Operator:
 
 # -- lowering and evaluation -----------------------------------------------------------------------------------------
 
-_lower = jax_compat.lower_ffi("ceedtap_operator", has_side_effect=False)
+_lower = jax_compat.lower_ffi("ceedtap_operator")
 
 
 def _lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, handle: _Handle) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import hashlib
 import itertools
 import sys
@@ -51,11 +52,15 @@ class Consumer:
         func: called on the receiver thread.
         treedef: structure of the tapped positional arguments.
         kwargs: keyword arguments of every call.
+        keys: for each leaf, the name of the random number generator when it holds keys.
+        with_device: whether `func` also gets ``device=``.
     """
 
     func: Callable[..., Any]
     treedef: Any
     kwargs: dict[str, Any]
+    keys: tuple[str | None, ...]
+    with_device: bool
 
     @property
     def name(self) -> str:
@@ -63,23 +68,33 @@ class Consumer:
         what = self.kwargs.get("what")
         return f"{func_name}[{what}]" if isinstance(what, str) else func_name
 
-    def deliver(self, leaves: list[np.ndarray], transforms: Transforms) -> None:
+    def deliver(self, leaves: list[Any], transforms: Transforms, device: int) -> None:
+        for i, key in enumerate(self.keys):
+            if key is not None:
+                leaves[i] = jax.random.wrap_key_data(leaves[i], impl=key)
         args = jax.tree.unflatten(self.treedef, leaves)
+        kwargs = self.kwargs
         if transforms:
-            self.func(*args, **self.kwargs, transforms=transforms)
-        else:
-            self.func(*args, **self.kwargs)
+            kwargs = {**kwargs, "transforms": transforms}
+        if self.with_device:
+            kwargs = {**kwargs, "device": _devices().get(device)}
+        self.func(*args, **kwargs)
 
 
-@dataclass(frozen=True, eq=False)
+@functools.cache
+def _devices() -> dict[int, jax.Device]:
+    return {device.id: device for device in jax.local_devices()}
+
+
 class Route:
     """Where the frames with one consumer id go. A compiled program holds it by the id alone."""
 
-    consumer: Consumer
-    transforms: Transforms
-    id: int
-    header: bytes
-    decode: Callable[[Any], list[np.ndarray]]
+    def __init__(self, consumer: Consumer, transforms: Transforms, header: protocol.Header) -> None:
+        self.consumer = consumer
+        self.transforms = transforms
+        self.header = header
+        self.header_bytes = protocol.encode_header(header)
+        self.decode = protocol.array_decoder(header)
 
 
 class _RouteReference:
@@ -87,7 +102,7 @@ class _RouteReference:
 
     def __init__(self, route: Route) -> None:
         self.route = route
-        weakref.finalize(self, lib.ct_registry_unref, lib.ct_consumers(), route.id)
+        weakref.finalize(self, lib.ct_registry_unref, lib.ct_consumers(), route.header.consumer_id)
 
 
 @dataclass
@@ -144,20 +159,19 @@ class Outfeed:
             if route_id == protocol.END_OF_STREAM:
                 raise AssertionError("a hash of 64 zero bits")
             if known is None:
-                header = protocol.encode_header(route_id, specs)
-                decode = protocol.array_decoder(protocol.decode_header(header))
-                known = Route(consumer, transforms, route_id, header, decode)
+                known = Route(consumer, transforms, protocol.Header(route_id, tuple(specs)))
                 self._routes[route_id] = known
             if lib.ct_registry_add(lib.ct_consumers(), route_id, ffi.NULL):
                 raise MemoryError("ceedtap: no memory for a route")
         self._start()
         return _RouteReference(known)
 
-    def emit(self, reference: _RouteReference, arrays: Sequence[np.ndarray]) -> None:
+    def emit(self, reference: _RouteReference, arrays: Sequence[np.ndarray], device: int = -1) -> None:
         """Puts one event into the queue from Python, as a compiled program does."""
-        data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-        header = reference.route.header
-        if lib.ct_queue_emit(header, len(header), reference.route.id, data, len(data)):
+        route = reference.route
+        data = protocol.encode_payload(route.header, arrays)
+        header = route.header_bytes
+        if lib.ct_queue_emit(header, len(header), route.header.consumer_id, device, data, len(data)):
             raise MemoryError("ceedtap: no memory for the frame of a tap")
 
     def _reap(self) -> list[Route]:
@@ -181,7 +195,7 @@ class Outfeed:
         while not self._stopping:
             # The order matters: a frame of a dead route was committed before the route died, so the frames that are
             # taken after reaping include its last one.
-            retired = {route.id: route for route in self._reap()}
+            retired = {route.header.consumer_id: route for route in self._reap()}
             frame = lib.ct_queue_take(1_000_000)
             while frame:
                 following = frame.next
@@ -205,7 +219,7 @@ class Outfeed:
             if route is None:
                 raise LookupError(f"an event came for consumer {frame.consumer:#018x}, which this process does not know")
             self._running = route.consumer
-            route.consumer.deliver(route.decode(data), route.transforms)
+            route.consumer.deliver(route.decode(data), route.transforms, frame.device)
         except BaseException as error:  # nothing that a consumer does may end the stream
             self._keep(error, frame, route)
         finally:

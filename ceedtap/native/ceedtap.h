@@ -46,7 +46,6 @@ typedef struct ct_frame {
   int64_t run_id;    /* of the program's execution; the same on all devices of one launch */
   int64_t time_ns;   /* CLOCK_REALTIME at emission */
   int32_t device;    /* local device ordinal; -1: unknown */
-  int32_t flags;     /* unused, 0 */
 } ct_frame;
 
 typedef struct ct_queue_stats {
@@ -64,7 +63,8 @@ uint64_t ct_queue_emitted(void);
 void ct_queue_get_stats(ct_queue_stats *stats);
 void ct_queue_set_budget(uint64_t bytes);
 void ct_queue_close(void);                     /* later frames are dropped and counted; blocked producers go on */
-int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, const void *data, size_t size); /* 0: emitted */
+int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, int32_t device, const void *data,
+                  size_t size); /* 0: emitted; -1: no memory */
 
 /* -- tap.c, operator.c: XLA FFI handlers, as addresses for jax.ffi ---------------------------------------------- */
 void *ct_tap_instantiate_address(void);

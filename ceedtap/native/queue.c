@@ -126,15 +126,24 @@ ct_frame *ct_queue_reserve(uint64_t size, int *closed) {
   return frame;
 }
 
-/* Hands a filled frame over. */
+static void put_64(uint32_t *words, uint64_t value) {
+  words[0] = (uint32_t)(value >> 32);
+  words[1] = (uint32_t)value;
+}
+
+/* Hands a filled frame over, with the labels in its header (protocol.py, version 2). */
 void ct_queue_commit(ct_frame *frame) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   frame->time_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
   frame->next = NULL;
-  frame->flags = 0;
+  uint32_t *words = (uint32_t *)ct_frame_bytes(frame);
+  words[5] = (uint32_t)frame->device;
+  put_64(words + 6, (uint64_t)frame->run_id);
+  put_64(words + 10, (uint64_t)frame->time_ns);
   pthread_mutex_lock(&queue.mutex);
   frame->seq = queue.emitted++;
+  put_64(words + 8, frame->seq);
   *queue.tail = frame;
   queue.tail = &frame->next;
   int wake = queue.sleeping;
@@ -218,7 +227,8 @@ void ct_queue_close(void) {
   ct_queue_wake();
 }
 
-int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, const void *data, size_t size) {
+int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, int32_t device, const void *data,
+                  size_t size) {
   int closed;
   ct_frame *frame = ct_queue_reserve(header_size + size, &closed);
   if (!frame) return closed ? 0 : -1;
@@ -226,7 +236,7 @@ int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, con
   memcpy(ct_frame_bytes(frame) + header_size, data, size);
   frame->consumer = consumer;
   frame->run_id = 0;
-  frame->device = -1;
+  frame->device = device;
   ct_queue_commit(frame);
   return 0;
 }

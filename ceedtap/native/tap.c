@@ -1,10 +1,14 @@
-/* The XLA FFI handler of a tap: copies the header that was made when the program was traced and the operands, in
- * sequence, into a frame of the queue. Attribute `header`: u32 words, [1] and [2] are the consumer id. */
+/* The XLA FFI handler of a tap: copies the header that was made when the program was lowered, and the operands, into a
+ * frame of the queue. Attribute `header`: u32 words of a header of version 2 (protocol.py). */
 #include "ceedtap.h"
 #include "queue.h"
 #include "xla_ffi.h"
 
 #include <stdlib.h>
+
+enum { MAGIC_2 = 0x32544543, ALIGNMENT = 16 }; /* as in protocol.py */
+
+static size_t aligned(size_t offset) { return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 typedef struct tap_state {
   uint64_t consumer;
@@ -22,7 +26,8 @@ void *ct_tap_type_info(void) { return &type_info; }
 
 static const XLA_FFI_Array *header_of(const XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Array *header = ct_ffi_attr(frame, "header", XLA_FFI_AttrType_ARRAY);
-  return header && header->dtype == XLA_FFI_DataType_U32 && header->size >= 32 ? header : NULL;
+  int valid = header && header->dtype == XLA_FFI_DataType_U32 && header->size >= 16;
+  return valid && *(const uint32_t *)header->data == MAGIC_2 ? header : NULL;
 }
 
 static uint64_t consumer_of(const XLA_FFI_Array *header) {
@@ -32,7 +37,7 @@ static uint64_t consumer_of(const XLA_FFI_Array *header) {
 
 static XLA_FFI_Error *bad_header(const XLA_FFI_CallFrame *frame) {
   return ct_ffi_error(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
-                      "ceedtap: a tap without a header of at least 32 u32 words; was this program made by ceedtap?");
+                      "ceedtap: a tap without a header of version 2; was this program made by another ceedtap?");
 }
 
 static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
@@ -47,6 +52,22 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   return ct_ffi_set_state(frame, &type_id, state);
 }
 
+/* Bytes of an operand in a frame, where each element takes at least one. */
+static size_t num_bytes(const XLA_FFI_Buffer *arg) {
+  int bits = ct_ffi_num_bits(arg->dtype);
+  return (size_t)ct_ffi_num_elements(arg) * (bits < 8 ? bits > 0 : bits / 8);
+}
+
+static void copy(unsigned char *to, const XLA_FFI_Buffer *arg, size_t size) {
+  int bits = ct_ffi_num_bits(arg->dtype);
+  if (bits >= 8) {
+    memcpy(to, arg->data, size);
+    return;
+  }
+  const unsigned char *from = arg->data;
+  for (size_t i = 0; i < size; i++) to[i] = from[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1);
+}
+
 static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   if (ct_ffi_metadata(frame, NULL)) return NULL;
   const XLA_FFI_Array *header = header_of(frame);
@@ -54,7 +75,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   size_t size = header->size * sizeof(uint32_t);
   for (int64_t i = 0; i < frame->args.size; i++) {
     const XLA_FFI_Buffer *arg = frame->args.args[i];
-    size += ct_ffi_item_size(arg->dtype) * (size_t)ct_ffi_num_elements(arg);
+    if (arg->dtype != XLA_FFI_DataType_TOKEN) size = aligned(size) + num_bytes(arg);
   }
   int closed;
   ct_frame *out = ct_queue_reserve(size, &closed);
@@ -63,13 +84,15 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
     return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: no memory for the frame of a tap");
 
   unsigned char *bytes = ct_frame_bytes(out);
-  memcpy(bytes, header->data, header->size * sizeof(uint32_t));
-  bytes += header->size * sizeof(uint32_t);
+  size_t end = header->size * sizeof(uint32_t);
+  memcpy(bytes, header->data, end);
   for (int64_t i = 0; i < frame->args.size; i++) {
     const XLA_FFI_Buffer *arg = frame->args.args[i];
-    size_t n = ct_ffi_item_size(arg->dtype) * (size_t)ct_ffi_num_elements(arg);
-    if (n) memcpy(bytes, arg->data, n);
-    bytes += n;
+    if (arg->dtype == XLA_FFI_DataType_TOKEN) continue; /* of an ordered tap */
+    size_t start = aligned(end);
+    memset(bytes + end, 0, start - end);
+    end = start + num_bytes(arg);
+    if (end > start) copy(bytes + start, arg, end - start);
   }
   XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
   XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, -1};

@@ -39,30 +39,41 @@ static inline int64_t ct_ffi_num_elements(const XLA_FFI_Buffer *buffer) {
   return n;
 }
 
-/* Bytes of one element as it lies in memory on CPU (XLA keeps 1-, 2- and 4-bit values one per byte there); 0: not data. */
-static inline size_t ct_ffi_item_size(XLA_FFI_DataType dtype) {
+/* Bits of one element in a buffer on CPU, where XLA packs values of fewer than 8 bits, the first in the lowest bits;
+ * 0: not data. */
+static inline int ct_ffi_num_bits(XLA_FFI_DataType dtype) {
   switch (dtype) {
     case XLA_FFI_DataType_INVALID:
     case XLA_FFI_DataType_TOKEN:
       return 0;
+    case XLA_FFI_DataType_S1:
+    case XLA_FFI_DataType_U1:
+      return 1;
+    case XLA_FFI_DataType_S2:
+    case XLA_FFI_DataType_U2:
+      return 2;
+    case XLA_FFI_DataType_S4:
+    case XLA_FFI_DataType_U4:
+    case XLA_FFI_DataType_F4E2M1FN:
+      return 4;
     case XLA_FFI_DataType_S16:
     case XLA_FFI_DataType_U16:
     case XLA_FFI_DataType_F16:
     case XLA_FFI_DataType_BF16:
-      return 2;
+      return 16;
     case XLA_FFI_DataType_S32:
     case XLA_FFI_DataType_U32:
     case XLA_FFI_DataType_F32:
-      return 4;
+      return 32;
     case XLA_FFI_DataType_S64:
     case XLA_FFI_DataType_U64:
     case XLA_FFI_DataType_F64:
     case XLA_FFI_DataType_C64:
-      return 8;
+      return 64;
     case XLA_FFI_DataType_C128:
-      return 16;
+      return 128;
     default:
-      return 1;
+      return 8;
   }
 }
 
