@@ -101,6 +101,12 @@ def facets(dim: int) -> tuple[tuple[int, ...], ...]:
 
 
 @functools.cache
+def ridges(dim: int) -> tuple[tuple[int, ...], ...]:
+    """The codes of what bounds the facets, in the order of local ridge numbers: edges (3D only), then corners."""
+    return tuple(code for free in range(dim - 2, -1, -1) for code in entities(dim, free))
+
+
+@functools.cache
 def entity_nodes(code: tuple[int, ...], n: int, closed: bool) -> IntArray:
     """Lattice positions of the nodes of an entity in a cell of ``n`` nodes per direction, lexicographic.
 
@@ -133,21 +139,23 @@ def unique_rows(rows: IntArray) -> tuple[int, IntArray]:
 
 
 def canonical(corners: IntArray) -> tuple[IntArray, IntArray]:
-    """Orientation-free key and orientation of edges and faces.
+    """Orientation-free key and orientation of corners, edges and faces.
 
     Args:
-        corners: (..., 2) or (..., 4) vertex ids, lexicographic.
+        corners: (..., 1), (..., 2) or (..., 4) vertex ids, lexicographic.
 
     Returns:
-        ``key`` (..., 2) or (..., 3), equal for any two cells that share the entity, and ``orientation`` (...): which of
-        the 2 or 8 symmetries takes the cell's own order to the order that the vertex ids single out (first corner =
-        smallest id, first direction = towards the smaller neighbour).
+        ``key`` (..., 1), (..., 2) or (..., 3), equal for any two cells that share the entity, and ``orientation``
+        (...): which of the 1, 2 or 8 symmetries takes the cell's own order to the order that the vertex ids single out (first
+        corner = smallest id, first direction = towards the smaller neighbour).
     """
     origin = np.argmin(corners, axis=-1)
 
     def pick(index: IntArray) -> IntArray:
         return np.take_along_axis(corners, index[..., None], axis=-1)[..., 0]
 
+    if corners.shape[-1] == 1:
+        return corners, origin
     if corners.shape[-1] == 2:
         return np.stack([pick(origin), pick(1 - origin)], axis=-1), origin
     a, b = pick(origin ^ 1), pick(origin ^ 2)

@@ -44,6 +44,8 @@ class Mesh:
         boundary: name -> (n, 2) int64 rows of (cell, local facet). ``"all"``, the facets that belong to one cell only,
             is added where the mapping has no set of this name.
         regions: name -> (n,) int64 cell numbers, such as the materials of a mesh file.
+        ridges: name -> (n, 2) int64 rows of (cell, local ridge): named corners and, in 3D, edges, such as a held point.
+            Local ridges are numbered as in :func:`ceedtap.lattice.ridges`.
 
     Raises:
         MeshError: wrong shapes, indices out of range, unused points, coordinates that are not finite.
@@ -62,6 +64,7 @@ class Mesh:
     order: int
     boundary: Mapping[str, IntArray] = dataclasses.field(default_factory=dict)
     regions: Mapping[str, IntArray] = dataclasses.field(default_factory=dict)
+    ridges: Mapping[str, IntArray] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         points = np.array(self.points, dtype=np.float64, order="C")
@@ -86,13 +89,7 @@ class Mesh:
             )
         object.__setattr__(self, "points", lattice.frozen(points))
         object.__setattr__(self, "cells", lattice.frozen(cells))
-        boundary = {}
-        for name, rows in self.boundary.items():
-            what = f"boundary set {name!r}"
-            pairs = _integers(rows, what, columns=2)
-            _check_indices(pairs[:, 0], len(cells), what, "cells")
-            _check_indices(pairs[:, 1], 2 * dim, what, "local facets")
-            boundary[str(name)] = lattice.frozen(pairs)
+        boundary = _entity_sets(self.boundary, "boundary set", len(cells), 2 * dim, "local facets")
         if "all" not in boundary:
             boundary["all"] = self.boundary_facets
         object.__setattr__(self, "boundary", MappingProxyType(boundary))
@@ -102,13 +99,19 @@ class Mesh:
             _check_indices(ids, len(cells), f"region {name!r}", "cells")
             regions[str(name)] = lattice.frozen(ids)
         object.__setattr__(self, "regions", MappingProxyType(regions))
+        ridges = _entity_sets(self.ridges, "ridge set", len(cells), len(lattice.ridges(dim)), "local ridges")
+        object.__setattr__(self, "ridges", MappingProxyType(ridges))
 
     def __repr__(self) -> str:
         sizes = {name: len(rows) for name, rows in self.boundary.items()}
-        regions = f", regions={ {name: len(ids) for name, ids in self.regions.items()} }" if self.regions else ""
+        more = "".join(
+            f", {kind}={ {name: len(ids) for name, ids in sets.items()} }"
+            for kind, sets in (("regions", self.regions), ("ridges", self.ridges))
+            if sets
+        )
         return (
             f"Mesh(dim={self.dim}, order={self.order}, num_cells={self.num_cells}, num_points={self.num_points}, "
-            f"boundary={sizes}{regions})"
+            f"boundary={sizes}{more})"
         )
 
     @property
@@ -136,7 +139,7 @@ class Mesh:
     @functools.cached_property
     def _facet_numbers(self) -> tuple[int, IntArray]:
         """Number of distinct facets and (num_cells, 2 * dim) the number of each cell's facets."""
-        keys = _facet_keys(self.corners)
+        keys = entity_keys(self.corners, lattice.facets(self.dim))
         count, index = lattice.unique_rows(keys.reshape(-1, keys.shape[-1]))
         return count, index.reshape(self.num_cells, 2 * self.dim)
 
@@ -158,7 +161,8 @@ class Mesh:
         names = [name] if isinstance(name, str) else list(name)
         for one in names:
             if one not in self.boundary:
-                raise KeyError(f"the mesh has no boundary set {one!r}; it has {sorted(self.boundary)}")
+                more = f" and the ridge sets {sorted(self.ridges)}" if self.ridges else ""
+                raise KeyError(f"the mesh has no boundary set {one!r}; it has {sorted(self.boundary)}{more}")
         return np.concatenate([np.zeros((0, 2), np.int64), *(self.boundary[one] for one in names)])
 
     def check(self) -> Mesh:
@@ -250,15 +254,20 @@ class Mesh:
         permutation = swapped @ ((self.order + 1) ** np.arange(self.dim))
         cells = self.cells.copy()
         cells[turned] = cells[turned][:, permutation]
-        facet = np.arange(2 * self.dim)
-        facet[:4] = [2, 3, 0, 1]
-        boundary = {}
-        for name, rows in self.boundary.items():
-            rows = rows.copy()
-            swap = turned[rows[:, 0]]
-            rows[swap, 1] = facet[rows[swap, 1]]
-            boundary[name] = rows
-        return Mesh(self.points, cells, self.order, boundary, self.regions).check()
+        sets = []
+        for entities, codes in self._entity_sets():
+            swapped_code = np.array([codes.index((code[1], code[0], *code[2:])) for code in codes])
+            sets.append(
+                {
+                    name: np.stack([r[:, 0], np.where(turned[r[:, 0]], swapped_code[r[:, 1]], r[:, 1])], axis=1)
+                    for name, r in entities.items()
+                }
+            )
+        return Mesh(self.points, cells, self.order, sets[0], self.regions, sets[1]).check()
+
+    def _entity_sets(self) -> list[tuple[Mapping[str, IntArray], tuple[tuple[int, ...], ...]]]:
+        """Boundary and ridge sets with the entity codes that their local numbers stand for."""
+        return [(self.boundary, lattice.facets(self.dim)), (self.ridges, lattice.ridges(self.dim))]
 
     def refine(self) -> Mesh:
         """Split every cell into 2**dim cells at the middle of its reference directions.
@@ -281,16 +290,26 @@ class Mesh:
         strides = fine ** np.arange(self.dim)
         local = (self.order * offsets[:, None, :] + lattice.lexicographic(n, self.dim)[None]) @ strides
         cells = numbers[:, local].reshape(-1, n**self.dim)
-        # Children at facet 2 * direction + side: those whose own offset in this direction is the side.
-        children = np.stack([np.flatnonzero(offsets[:, f // 2] == f % 2) for f in range(2 * self.dim)])
-        boundary = {}
-        for name, rows in self.boundary.items():
-            child = len(offsets) * rows[:, :1] + children[rows[:, 1]]
-            boundary[name] = np.stack([child, np.broadcast_to(rows[:, 1:], child.shape)], axis=-1).reshape(-1, 2)
+        sets: list[dict[str, IntArray]] = []
+        for entities, codes in self._entity_sets():
+            # An entity's children are those of the child cells that lie on its own sides, under the same local number.
+            fixed = [np.array(code) != lattice.FREE for code in codes]
+            children = [
+                np.flatnonzero(np.all(offsets[:, f] == np.array(code)[f], axis=1))
+                for f, code in zip(fixed, codes, strict=True)
+            ]
+            sets.append({})
+            for name, rows in entities.items():
+                parts = [np.zeros((0, 2), dtype=np.int64)]
+                for number in np.unique(rows[:, 1]):
+                    cell = rows[rows[:, 1] == number, 0]
+                    child = (len(offsets) * cell[:, None] + children[number]).ravel()
+                    parts.append(np.stack([child, np.full_like(child, number)], axis=1))
+                sets[-1][name] = np.concatenate(parts)
         regions = {
             name: (len(offsets) * ids[:, None] + np.arange(len(offsets))).ravel() for name, ids in self.regions.items()
         }
-        return Mesh(points, cells, self.order, boundary, regions)
+        return Mesh(points, cells, self.order, sets[0], regions, sets[1])
 
     def map(self, x: FloatArray) -> FloatArray:
         """Physical points (num_cells, len(x)**dim, dim) of the lattice of reference coordinates ``x`` in [-1, 1]."""
@@ -316,7 +335,8 @@ class Mesh:
                 hexahedra), then the second-order nodes, whose order is found from where they lie.
             cell_type: meshio's name: ``quad``, ``quad8``, ``quad9``, ``hexahedron``, ``hexahedron20``,
                 ``hexahedron27``. The serendipity cells (8, 20) become full second-order cells of the same shape.
-            boundary: name -> (n, 2 or 3) line or (n, 4, 8 or 9) quadrilateral facets by point numbers, corners first.
+            boundary: name -> facets by point numbers, corners first: (n, 2 or 3) lines in 2D, (n, 4, 8 or 9)
+                quadrilaterals in 3D. Rows of (n, 1) points and, in 3D, of (n, 2 or 3) lines become ridges.
             regions: name -> (n,) cell numbers.
             orient: turn left-handed cells (:meth:`Mesh.reoriented`) instead of refusing them.
 
@@ -329,7 +349,8 @@ class Mesh:
         """
         from . import mesh_io
 
-        return mesh_io.from_arrays(points, cells, cell_type, boundary or {}, regions or {}, orient=orient)
+        sets = list((boundary or {}).items())
+        return mesh_io.from_arrays(points, cells, cell_type, sets, regions or {}, orient=orient)
 
 
 def box(
@@ -402,10 +423,11 @@ def read(path: str | os.PathLike[str], *, orient: bool = False) -> Mesh:
     """Read a mesh file in any format that meshio knows (``pip install ceedtap[mesh]``).
 
     Quadrilaterals and hexahedra of first and second order, serendipity cells included (they become full second-order
-    cells of the same shape). The cells of the highest dimension are the mesh, numbered in the order of the file. Facets
-    of one dimension less become boundary sets, under the names of their physical groups or cell sets, or their number
-    where it has no name; groups of cells become regions. Points that no cell uses are removed, as is the constant third
-    coordinate of a flat mesh.
+    cells of the same shape). The cells of the highest dimension are the mesh, numbered in the order of the file.
+    Groups of facets (physical groups, cell sets, materials) become boundary sets, groups of cells regions, groups of
+    points, and of lines among hexahedra, ridges; a group without a name is called by its number, lower-dimensional
+    cells in no group are ignored. Points that no cell uses are removed, as is the constant third coordinate of a flat
+    mesh.
 
     Args:
         path: the file; its ending decides on the format.
@@ -430,11 +452,24 @@ def gradients(order: int, dim: int, x: FloatArray) -> FloatArray:
     return np.stack([lattice.tensor([derivatives if d == e else values for e in range(dim)]) for d in range(dim)])
 
 
-def _facet_keys(corners: IntArray) -> IntArray:
-    """(num_cells, 2 * dim, dim) orientation-free keys of the facets of cells given by their corners."""
-    dim = corners.shape[1].bit_length() - 1
-    local = np.stack([lattice.entity_nodes(code, 2, True) for code in lattice.facets(dim)])
+def entity_keys(corners: IntArray, codes: Sequence[tuple[int, ...]]) -> IntArray:
+    """(num_cells, len(codes), k) orientation-free keys of entities of one kind of cells given by their corners."""
+    local = np.stack([lattice.entity_nodes(code, 2, True) for code in codes])
     return lattice.canonical(corners[:, local])[0]
+
+
+def _entity_sets(
+    sets: Mapping[str, IntArray], kind: str, num_cells: int, num_entities: int, of: str
+) -> dict[str, IntArray]:
+    """Checked copies of named sets of (cell, local entity) rows."""
+    out = {}
+    for name, rows in sets.items():
+        what = f"{kind} {name!r}"
+        pairs = _integers(rows, what, columns=2)
+        _check_indices(pairs[:, 0], num_cells, what, "cells")
+        _check_indices(pairs[:, 1], num_entities, what, of)
+        out[str(name)] = lattice.frozen(pairs)
+    return out
 
 
 def _integers(values: Any, what: str, columns: int | None = None) -> IntArray:

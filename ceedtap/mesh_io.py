@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from . import lattice
 from .lattice import FloatArray, IntArray
-from .mesh import Mesh, MeshError, _check_finite, _check_indices, _facet_keys, _integers, _some
+from .mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, entity_keys
 
 # Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
 _CORNERS = {
@@ -38,12 +38,12 @@ def from_arrays(
     points: npt.ArrayLike,
     cells: npt.ArrayLike,
     cell_type: str,
-    boundary: Mapping[str, npt.ArrayLike],
+    sets: Sequence[tuple[str, npt.ArrayLike]],
     regions: Mapping[str, npt.ArrayLike],
     *,
     orient: bool,
 ) -> Mesh:
-    """See :meth:`ceedtap.mesh.Mesh.from_arrays`."""
+    """See :meth:`ceedtap.mesh.Mesh.from_arrays`; ``sets`` may hold a name once for each kind of entity."""
     if cell_type not in _CELLS:
         raise MeshError(f"cell_type: expected one of {', '.join(_CELLS)}, got {cell_type!r}")
     dim, num_nodes = _CELLS[cell_type]
@@ -70,17 +70,19 @@ def from_arrays(
     x, lexicographic = _lexicographic(x, nodes, dim)
     strides = n ** np.arange(dim)
     corners = lexicographic[:, lattice.lexicographic(2, dim) @ ((n - 1) * strides)]
-    sets = {}
-    rows = {name: _facet_rows(name, facets, number, dim) for name, facets in boundary.items()}
-    if rows:
-        found = _find_facets(corners, np.concatenate(list(rows.values())))
-        ends = np.cumsum([len(facets) for facets in rows.values()])
-        for name, part in zip(rows, np.split(found, ends[:-1]), strict=True):
-            lost = np.flatnonzero(part[:, 0] < 0)
-            if lost.size:
-                raise MeshError(f"boundary set {name!r}: facets {_some(lost)} belong to no cell")
-            sets[name] = part
-    mesh = Mesh(x, lexicographic, n - 1, sets, {name: np.asarray(ids) for name, ids in regions.items()})
+    boundary: dict[str, IntArray] = {}
+    ridges: dict[str, IntArray] = {}
+    for name, entities in sets:
+        free, points_of = _entity_rows(name, entities, number, dim)
+        found = _find_entities(corners, free, points_of)
+        lost = np.flatnonzero(found[:, 0] < 0)
+        if lost.size:
+            kind = "facets" if free == dim - 1 else "entities"
+            raise MeshError(f"boundary set {name!r}: {kind} {_some(lost)} belong to no cell")
+        target = boundary if free == dim - 1 else ridges
+        target[name] = np.concatenate([target[name], found]) if name in target else found
+    cell_sets = {name: np.asarray(ids) for name, ids in regions.items()}
+    mesh = Mesh(x, lexicographic, n - 1, boundary, cell_sets, ridges)
     return mesh.reoriented() if orient else mesh.check()
 
 
@@ -132,27 +134,28 @@ def _from_meshio(data: Any, orient: bool) -> Mesh:
     cell_type = types[0]
 
     cells: list[IntArray] = []
-    facets: list[IntArray] = []
-    groups: dict[str, dict[str, list[IntArray]]] = {"cell": {}, "facet": {}}
-    facet_types = _LINES if dim == 2 else tuple(name for name in _CELLS if _CELLS[name][0] == 2)
-    corners = 2 ** (dim - 1)
-    totals = {"cell": 0, "facet": 0}
+    num_cells = 0
+    regions: dict[str, list[IntArray]] = {}
+    sets: dict[tuple[str, int], list[IntArray]] = {}
     for index, block in enumerate(data.cells):
-        if block.type == cell_type:
-            kind, stored = "cell", cells
-        elif block.type in facet_types:
-            kind, stored = "facet", facets
-        else:
-            continue
         entries = np.asarray(block.data, dtype=np.int64)
-        stored.append(entries if kind == "cell" else entries[:, :corners])
-        for name, members in _groups(data, index, dim if kind == "cell" else dim - 1).items():
-            groups[kind].setdefault(name, []).append(totals[kind] + members)
-        totals[kind] += len(entries)
-    nodes = np.concatenate(facets) if facets else np.zeros((0, corners), dtype=np.int64)
-    boundary = {name: nodes[np.unique(np.concatenate(ids))] for name, ids in groups["facet"].items()}
-    regions = {name: np.unique(np.concatenate(ids)) for name, ids in groups["cell"].items()}
-    return Mesh.from_arrays(data.points, np.concatenate(cells), cell_type, boundary, regions, orient=orient)
+        if block.type == cell_type:
+            for name, members in _groups(data, index, dim).items():
+                regions.setdefault(name, []).append(num_cells + members)
+            cells.append(entries)
+            num_cells += len(entries)
+            continue
+        free = 2 if block.type in _CELLS else 1 if block.type in _LINES else 0
+        for name, members in _groups(data, index, free).items():
+            sets.setdefault((name, free), []).append(entries[members, : 2**free])
+    return from_arrays(
+        data.points,
+        np.concatenate(cells),
+        cell_type,
+        [(name, np.concatenate(parts)) for (name, _), parts in sets.items()],
+        {name: np.unique(np.concatenate(parts)) for name, parts in regions.items()},
+        orient=orient,
+    )
 
 
 def _groups(data: Any, index: int, dim: int) -> dict[str, IntArray]:
@@ -276,33 +279,38 @@ def _serendipity(nodes: FloatArray, at: FloatArray) -> FloatArray:
     return out
 
 
-def _facet_rows(name: str, facets: npt.ArrayLike, number: IntArray, dim: int) -> IntArray:
-    """The corner points of the facets of a set in compact numbers; -1 for points that no cell uses."""
-    array = np.asarray(facets)
-    corners, widths = 2 ** (dim - 1), (2, 3) if dim == 2 else (4, 8, 9)
+def _entity_rows(name: str, entities: npt.ArrayLike, number: IntArray, dim: int) -> tuple[int, IntArray]:
+    """Dimension and (n, 2**dimension) corner points of the entities of a set; points that no cell uses are -1."""
+    array = np.asarray(entities)
     if array.size == 0:
-        return np.zeros((0, corners), dtype=np.int64)
+        return dim - 1, np.zeros((0, 2 ** (dim - 1)), dtype=np.int64)
     ids = _integers(array, f"boundary set {name!r}")
+    widths = {1: 0, 2: 1, 3: 1} if dim == 2 else {1: 0, 2: 1, 3: 1, 4: 2, 8: 2, 9: 2}
     if ids.ndim != 2 or ids.shape[1] not in widths:
-        raise MeshError(f"boundary set {name!r}: expected facets of shape (n, one of {widths}), got {ids.shape}")
+        raise MeshError(f"boundary set {name!r}: expected shape (n, one of {list(widths)}), got {ids.shape}")
     _check_indices(ids, len(number), f"boundary set {name!r}", "points")
-    return number[ids[:, :corners]]
+    free = widths[ids.shape[1]]
+    return free, number[ids[:, : 2**free]]
 
 
-def _find_facets(corners: IntArray, wanted: IntArray) -> IntArray:
-    """(n, 2) rows of (cell, local facet) of facets given by their corners in cyclic order; -1 where no cell has it.
+def _find_entities(corners: IntArray, free: int, wanted: IntArray) -> IntArray:
+    """(n, 2) rows of (cell, local facet or ridge) of entities by their cyclic corners; -1 where no cell has it.
 
-    Of the two cells at an interior facet the first one is named.
+    Of the cells that share an entity the first one is named.
     """
-    keys = _facet_keys(corners)
-    num_cells, per_cell, width = keys.shape
-    if wanted.shape[1] == 4:
+    dim = corners.shape[1].bit_length() - 1
+    codes = lattice.facets(dim) if free == dim - 1 else lattice.ridges(dim)
+    members = [place for place, code in enumerate(codes) if code.count(lattice.FREE) == free]
+    keys = entity_keys(corners, [codes[place] for place in members])
+    num_keys, width = keys.shape[0] * keys.shape[1], keys.shape[2]
+    if free == 2:
         wanted = wanted[:, [0, 1, 3, 2]]
     known = np.flatnonzero(np.all(wanted >= 0, axis=1))
     own = lattice.canonical(wanted[known])[0]
     count, index = lattice.unique_rows(np.concatenate([keys.reshape(-1, width), own]))
     owner = np.full(count, -1, dtype=np.int64)
-    owner[index[: num_cells * per_cell][::-1]] = np.arange(num_cells * per_cell)[::-1]
+    owner[index[:num_keys][::-1]] = np.arange(num_keys)[::-1]
     place = np.full(len(wanted), -1, dtype=np.int64)
-    place[known] = owner[index[num_cells * per_cell :]]
-    return np.where(place[:, None] < 0, -1, np.stack([place // per_cell, place % per_cell], axis=1))
+    place[known] = owner[index[num_keys:]]
+    local = np.array(members)[place % len(members)]
+    return np.where(place[:, None] < 0, -1, np.stack([place // len(members), local], axis=1))

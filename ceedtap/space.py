@@ -162,13 +162,30 @@ class Space:
     def boundary_nodes(self, name: str | Sequence[str] | None = None) -> IntArray:
         """Sorted node numbers on a boundary set, on several together, or (None) on the whole boundary.
 
+        A name may also be that of a ridge set of the mesh (single corners or edges); if it is both, both count.
+
         Raises:
             KeyError: no set of this name; the message lists the names there are.
         """
-        rows = self.mesh.facets(name)
-        codes = lattice.facets(self.mesh.dim)
-        local = np.stack([lattice.entity_nodes(code, self.degree + 1, True) for code in codes])
-        return np.unique(self.element_nodes[rows[:, :1], local[rows[:, 1]]])
+        mesh = self.mesh
+        facets, ridges = lattice.facets(mesh.dim), lattice.ridges(mesh.dim)
+        if name is None:
+            return np.unique(self._entity_nodes(mesh.boundary_facets, facets))
+        found = [np.zeros(0, dtype=np.int64)]
+        for one in [name] if isinstance(name, str) else name:
+            if one in mesh.boundary or one not in mesh.ridges:
+                found.append(self._entity_nodes(mesh.facets(one), facets))
+            if one in mesh.ridges:
+                found.append(self._entity_nodes(mesh.ridges[one], ridges))
+        return np.unique(np.concatenate(found))
+
+    def _entity_nodes(self, rows: IntArray, codes: tuple[tuple[int, ...], ...]) -> IntArray:
+        """All nodes of the (cell, local entity) rows, with repetitions."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for number in np.unique(rows[:, 1]):
+            local = lattice.entity_nodes(codes[number], self.degree + 1, True)
+            found.append(self.element_nodes[rows[rows[:, 1] == number, 0]][:, local].ravel())
+        return np.concatenate(found)
 
     def interpolate(self, f: Callable[[FloatArray], npt.ArrayLike] | npt.ArrayLike) -> FloatArray:
         """The field that equals ``f`` at the nodes.

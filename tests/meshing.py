@@ -27,17 +27,20 @@ def renumber_cells(mesh, choice):
     centred = 2 * lattice.lexicographic(n, mesh.dim) - mesh.order
     strides = n ** np.arange(mesh.dim)
     cells = np.empty_like(mesh.cells)
-    facet_of = np.empty((mesh.num_cells, 2 * mesh.dim), dtype=int)
-    normals = np.array([[(2 * (f % 2) - 1) * (d == f // 2) for d in range(mesh.dim)] for f in range(2 * mesh.dim)])
+    kinds = []
+    for codes in (lattice.facets(mesh.dim), lattice.ridges(mesh.dim)):
+        centres = np.array([[{0: -1, 1: 1, 2: 0}[c] for c in code] for code in codes])
+        kinds.append((centres, np.empty((mesh.num_cells, len(codes)), dtype=int)))
     for c, frame in enumerate(choice):
         cells[c] = mesh.cells[c, ((centred @ frame.T + mesh.order) // 2) @ strides]
-        old = normals @ frame.T  # row f: the old normal of the new facet f
-        for new, normal in enumerate(old):
-            facet_of[c, np.flatnonzero((normals == normal).all(axis=1))[0]] = new
-    boundary = {
-        name: np.stack([rows[:, 0], facet_of[rows[:, 0], rows[:, 1]]], axis=1) for name, rows in mesh.boundary.items()
-    }
-    return Mesh(mesh.points, cells, mesh.order, boundary, mesh.regions)
+        for centres, new_number in kinds:
+            for new, old in enumerate(centres @ frame.T):  # the old centre of each new facet or ridge
+                new_number[c, np.flatnonzero((centres == old).all(axis=1))[0]] = new
+    boundary, ridges = (
+        {name: np.stack([rows[:, 0], new_number[rows[:, 0], rows[:, 1]]], axis=1) for name, rows in sets.items()}
+        for sets, (_, new_number) in zip((mesh.boundary, mesh.ridges), kinds, strict=True)
+    )
+    return Mesh(mesh.points, cells, mesh.order, boundary, mesh.regions, ridges)
 
 
 def scramble(mesh, seed, reflect=False):
@@ -50,9 +53,12 @@ def scramble(mesh, seed, reflect=False):
     place = np.argsort(cell)
     points = np.empty_like(mesh.points)
     points[point] = mesh.points
-    boundary = {name: np.stack([place[r[:, 0]], r[:, 1]], axis=1) for name, r in mesh.boundary.items()}
+    boundary, ridges = (
+        {name: np.stack([place[r[:, 0]], r[:, 1]], axis=1) for name, r in sets.items()}
+        for sets in (mesh.boundary, mesh.ridges)
+    )
     regions = {name: place[ids] for name, ids in mesh.regions.items()}
-    return Mesh(points, point[mesh.cells][cell], mesh.order, boundary, regions)
+    return Mesh(points, point[mesh.cells][cell], mesh.order, boundary, regions, ridges)
 
 
 # Reference positions (0, 1, 2 per direction) of VTK's nodes, from the figures of the VTK user's guide.

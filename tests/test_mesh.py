@@ -229,7 +229,7 @@ CYCLE = [[0.0, 0], [1, 0], [1, 1], [0, 1]]
             "boundary set 'a': facets 1 belong to no cell",
         ),
         (([*CYCLE, [3, 3]], [[0, 1, 2, 3]], "quad", {"a": [[0, 4]]}), "boundary set 'a': facets 0 belong to no cell"),
-        ((CYCLE, [[0, 1, 2, 3]], "quad", {"a": [[0, 1, 2, 3]]}), r"'a': expected facets of shape .*got \(1, 4\)"),
+        ((CYCLE, [[0, 1, 2, 3]], "quad", {"a": [[0, 1, 2, 3]]}), r"'a': expected shape .*got \(1, 4\)"),
         ((CYCLE, [[0, 1, 2, 3]], "quad", {"a": [[0, 7]]}), r"boundary set 'a': indices 0..7 are not in 0..3"),
         (([[0, 0], [1, 0], [np.nan, 1], [0, 1], [np.nan, 0]], [[0, 1, 2, 3]], "quad"), "not finite at points 2:"),
         ((CYCLE, [[0, 3, 2, 1]], "quad"), "cell 0: -0.25"),
@@ -478,6 +478,30 @@ def test_named_cell_sets_become_boundary_sets_and_regions(tmp_path):
     assert set(again.boundary) == {"inflow", "all"}
 
 
+def test_groups_of_points_and_lines_become_ridges(tmp_path):
+    mesh = box(1, 1, 2)
+    data = meshio.Mesh(
+        mesh.points,
+        [
+            ("vertex", [[0], [11]]),
+            ("line", [[0, 4], [4, 8]]),
+            ("quad", [[0, 1, 3, 2]]),
+            ("hexahedron", meshing.file_cells(mesh, meshing.VTK["hexahedron"])),
+        ],
+        cell_data={"gmsh:physical": [np.array([0, 5]), np.array([5, 6]), np.array([5]), np.array([5, 5])]},
+        field_data={"corner": np.array([5, 0]), "seam": np.array([6, 1]), "floor": np.array([5, 2])},
+    )
+    data.cell_data["gmsh:geometrical"] = data.cell_data["gmsh:physical"]
+    data.write(tmp_path / "m.msh", file_format="gmsh22")
+    again = read(tmp_path / "m.msh")
+    # Tag 5 of the lines and of the cells has no name; group 0 is no group.
+    assert {name: len(rows) for name, rows in again.ridges.items()} == {"corner": 1, "5": 1, "seam": 1}
+    assert {name: len(rows) for name, rows in again.boundary.items()} == {"floor": 1, "all": 10}
+    assert again.regions["5"].tolist() == [0, 1]
+    ((cell, corner),) = again.ridges["corner"] - [0, 12]
+    assert again.points[again.corners[cell, corner]].tolist() == [1, 1, 1]
+
+
 def test_several_blocks_of_a_type_are_one_mesh(tmp_path):
     mesh = box(2, 2, order=2)
     cells = meshing.file_cells(mesh, meshing.VTK["quad9"])
@@ -577,8 +601,8 @@ def plate_script():
 
 
 # A parabola through both ends and the middle of a circular arc of angle t cuts off 2/3 chord * sagitta, the arc
-# (t - sin t) / 2 * radius**2: the sector loses t**4 / 480 of its area, to leading order. This predicts the volume error of
-# each mesh to a few per cent.
+# (t - sin t) / 2 * radius**2: the sector loses t**4 / 480 of its area, to leading order. This predicts the volume
+# error of each mesh to a few per cent.
 
 
 def elbow_error(mesh):
