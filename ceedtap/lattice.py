@@ -146,8 +146,8 @@ def canonical(corners: IntArray) -> tuple[IntArray, IntArray]:
 
     Returns:
         ``key`` (..., 1), (..., 2) or (..., 3), equal for any two cells that share the entity, and ``orientation``
-        (...): which of the 1, 2 or 8 symmetries takes the cell's own order to the order that the vertex ids single out (first
-        corner = smallest id, first direction = towards the smaller neighbour).
+        (...): which of the 1, 2 or 8 symmetries takes the cell's own order to the order that the vertex ids single out
+        (first corner = smallest id, first direction = towards the smaller neighbour).
     """
     origin = np.argmin(corners, axis=-1)
 
