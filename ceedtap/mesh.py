@@ -439,7 +439,7 @@ def read(path: str | os.PathLike[str], *, orient: bool = False) -> Mesh:
         ImportError: meshio is not installed.
 
     Examples:
-        >>> mesh = read("examples/data/plate_with_hole.msh")  # doctest: +SKIP
+        >>> read("plate.msh")  # doctest: +SKIP
     """
     from . import mesh_io
 

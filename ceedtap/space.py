@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import lattice
-from .ceed import GAUSS, Basis, Ceed, ElemRestriction
+from .ceed import GAUSS, Basis, Ceed, ElemRestriction, StridedElemRestriction
 from .lattice import FloatArray, IntArray
 from .mesh import Mesh
 
@@ -121,7 +121,7 @@ class Space:
             self.mesh.dim, self.components, self.degree + 1, self.quadrature, self.qmode
         )
 
-    def quadrature_restriction(self, components: int = 1) -> ElemRestriction:
+    def quadrature_restriction(self, components: int = 1) -> StridedElemRestriction:
         """A strided restriction for data at the quadrature points.
 
         Its L-vector seen from JAX has the shape (num_cells, components, num_quadrature_points): the strides are
@@ -133,9 +133,9 @@ class Space:
         return self._quadrature_restriction(int(components))
 
     @functools.cached_property
-    def _quadrature_restriction(self) -> Callable[[int], ElemRestriction]:
+    def _quadrature_restriction(self) -> Callable[[int], StridedElemRestriction]:
         @functools.cache  # per space: a cache on the class would keep every space alive
-        def make(components: int) -> ElemRestriction:
+        def make(components: int) -> StridedElemRestriction:
             points, num_cells = self.num_quadrature_points, self.mesh.num_cells
             size = num_cells * points * components
             if size >= 2**31:
