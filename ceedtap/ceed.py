@@ -1,0 +1,255 @@
+"""libCEED's objects in Python: :class:`Ceed`, and what is made from it.
+
+Methods and arguments have the names of the `libceed` package. What is different: everything is checked before C code is
+called, errors are exceptions of their own types, memory is Python's, and any thread may use anything.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ceedtap import ceed_basis, ceed_operator, ceed_qfunction, ceed_restriction, ceed_vector
+from ceedtap.ceed_basis import Basis as Basis
+from ceedtap.ceed_basis import BasisH1 as BasisH1
+from ceedtap.ceed_basis import BasisTensorH1 as BasisTensorH1
+from ceedtap.ceed_basis import BasisTensorH1Lagrange as BasisTensorH1Lagrange
+from ceedtap.ceed_constants import BASIS_NONE as BASIS_NONE
+from ceedtap.ceed_constants import COPY_VALUES as COPY_VALUES
+from ceedtap.ceed_constants import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
+from ceedtap.ceed_constants import EVAL_CURL as EVAL_CURL
+from ceedtap.ceed_constants import EVAL_DIV as EVAL_DIV
+from ceedtap.ceed_constants import EVAL_GRAD as EVAL_GRAD
+from ceedtap.ceed_constants import EVAL_INTERP as EVAL_INTERP
+from ceedtap.ceed_constants import EVAL_NONE as EVAL_NONE
+from ceedtap.ceed_constants import EVAL_WEIGHT as EVAL_WEIGHT
+from ceedtap.ceed_constants import GAUSS as GAUSS
+from ceedtap.ceed_constants import GAUSS_LOBATTO as GAUSS_LOBATTO
+from ceedtap.ceed_constants import HEX as HEX
+from ceedtap.ceed_constants import LINE as LINE
+from ceedtap.ceed_constants import MEM_DEVICE as MEM_DEVICE
+from ceedtap.ceed_constants import MEM_HOST as MEM_HOST
+from ceedtap.ceed_constants import NORM_1 as NORM_1
+from ceedtap.ceed_constants import NORM_2 as NORM_2
+from ceedtap.ceed_constants import NORM_MAX as NORM_MAX
+from ceedtap.ceed_constants import NOTRANSPOSE as NOTRANSPOSE
+from ceedtap.ceed_constants import OWN_POINTER as OWN_POINTER
+from ceedtap.ceed_constants import PRISM as PRISM
+from ceedtap.ceed_constants import PYRAMID as PYRAMID
+from ceedtap.ceed_constants import QUAD as QUAD
+from ceedtap.ceed_constants import REQUEST_IMMEDIATE as REQUEST_IMMEDIATE
+from ceedtap.ceed_constants import STRIDES_BACKEND as STRIDES_BACKEND
+from ceedtap.ceed_constants import TET as TET
+from ceedtap.ceed_constants import TRANSPOSE as TRANSPOSE
+from ceedtap.ceed_constants import TRIANGLE as TRIANGLE
+from ceedtap.ceed_constants import USE_POINTER as USE_POINTER
+from ceedtap.ceed_constants import VECTOR_ACTIVE as VECTOR_ACTIVE
+from ceedtap.ceed_constants import VECTOR_NONE as VECTOR_NONE
+from ceedtap.ceed_constants import CopyMode as CopyMode
+from ceedtap.ceed_constants import ElemTopology as ElemTopology
+from ceedtap.ceed_constants import EvalMode as EvalMode
+from ceedtap.ceed_constants import MemType as MemType
+from ceedtap.ceed_constants import NormType as NormType
+from ceedtap.ceed_constants import QuadMode as QuadMode
+from ceedtap.ceed_constants import Sentinel as Sentinel
+from ceedtap.ceed_constants import TransposeMode as TransposeMode
+from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of
+from ceedtap.ceed_object import integer
+from ceedtap.ceed_operator import CompositeOperator as CompositeOperator
+from ceedtap.ceed_operator import Operator as Operator
+from ceedtap.ceed_operator import OperatorField as OperatorField
+from ceedtap.ceed_qfunction import IdentityQFunction as IdentityQFunction
+from ceedtap.ceed_qfunction import QFunction as QFunction
+from ceedtap.ceed_qfunction import QFunctionByName as QFunctionByName
+from ceedtap.ceed_qfunction import QFunctionContext as QFunctionContext
+from ceedtap.ceed_qfunction import QFunctionField as QFunctionField
+from ceedtap.ceed_restriction import ElemRestriction as ElemRestriction
+from ceedtap.ceed_restriction import StridedElemRestriction as StridedElemRestriction
+from ceedtap.ceed_restriction import TransposeElemRestriction as TransposeElemRestriction
+from ceedtap.ceed_vector import Vector as Vector
+
+
+class Ceed:
+    """A libCEED context: the backend that computes, and the maker of all other objects.
+
+    Objects keep their Ceed alive. All calls into one Ceed are made one after the other, under its lock; to compute in
+    parallel use several.
+
+    Args:
+        resource: the backend, for example ``"/cpu/self"`` (the fastest one on the CPU), ``"/cpu/self/ref/serial"``,
+            ``"/gpu/cuda/gen:device_id=1"``.
+        library: the libCEED to use; by default the one that :func:`ceedtap.ceed_ffi.load` finds.
+
+    Raises:
+        LibCEEDNotFound: there is no libCEED.
+        CeedError: there is no such backend, or it does not work here. The process goes on.
+
+    >>> import ceedtap as ct
+    >>> ct.Ceed("/cpu/self/ref/serial")
+    <Ceed /cpu/self/ref/serial>
+    """
+
+    def __init__(self, resource: str = "/cpu/self", *, library: Library | None = None) -> None:
+        self.library = load() if library is None else library
+        handle = initialize(self.library, resource)
+        self._take(handle)
+
+    def _take(self, handle: Any) -> None:
+        library = self.library
+        self._pointer = handle
+        self.lock: CeedLock = lock_of(handle, library.ffi)
+        box, destroy = library.ffi.new("Ceed *", handle), library.lib.CeedDestroy
+        weakref.finalize(self, self.lock.destroy_later, lambda: destroy(box)).atexit = False
+
+    @classmethod
+    def _wrap(cls, library: Library, root: Any) -> Ceed:
+        """A Ceed that other code made; takes a reference, and has errors come back instead of ending the process."""
+        self = cls.__new__(cls)
+        self.library = library
+        copy = library.ffi.new("Ceed *")
+        with lock_of(root, library.ffi):
+            library.lib.CeedReferenceCopy(root, copy)
+            library.lib.CeedSetErrorHandler(root, library.ffi.addressof(library.lib, "CeedErrorStore"))
+            self._take(copy[0])
+        return self
+
+    @property
+    def pointer(self) -> Any:
+        """libCEED's handle."""
+        return self._pointer
+
+    def _call(self, function: str, *args: Any) -> None:
+        call(self, function, *args)
+
+    def __repr__(self) -> str:
+        return f"<Ceed {self.get_resource()}>"
+
+    def get_resource(self) -> str:
+        """The full name of the backend."""
+        name = self.library.ffi.new("const char **")
+        self._call("CeedGetResource", self.pointer, name)
+        return str(self.library.ffi.string(name[0]).decode())
+
+    def get_preferred_memtype(self) -> MemType:
+        """MEM_HOST or MEM_DEVICE: where the backend computes."""
+        kind = self.library.ffi.new("CeedMemType *")
+        self._call("CeedGetPreferredMemType", self.pointer, kind)
+        return MemType(kind[0])
+
+    def is_deterministic(self) -> bool:
+        """Whether repeated applications give the same bits."""
+        flag = self.library.ffi.new("bool *")
+        self._call("CeedIsDeterministic", self.pointer, flag)
+        return bool(flag[0])
+
+    def scalar_type(self) -> str:
+        """``"float64"`` or ``"float32"``: what this libCEED computes in."""
+        return str(self.library.scalar_dtype)
+
+    def gauss_quadrature(self, q: int) -> tuple[np.ndarray, np.ndarray]:
+        """Points in [-1, 1] and weights of the Gauss rule of `q` points."""
+        return self._quadrature("CeedGaussQuadrature", integer("q", q, 1, 10000))
+
+    def lobatto_quadrature(self, q: int) -> tuple[np.ndarray, np.ndarray]:
+        """Points in [-1, 1], both ends included, and weights of the Gauss-Lobatto rule of `q` points, at least 2."""
+        return self._quadrature("CeedLobattoQuadrature", integer("q", q, 2, 10000))
+
+    def _quadrature(self, function: str, q: int) -> tuple[np.ndarray, np.ndarray]:
+        points, weights = np.empty((2, q), self.library.scalar_dtype)
+        ffi = self.library.ffi
+        self._call(function, q, *(ffi.cast("CeedScalar *", array.ctypes.data) for array in (points, weights)))
+        return points, weights
+
+    # -- objects -------------------------------------------------------------------------------------------------------
+
+    def Vector(self, size: int) -> Vector:
+        """See :class:`ceedtap.ceed.Vector`."""
+        return ceed_vector.Vector(self, size)
+
+    def ElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> ElemRestriction:
+        """See :class:`ceedtap.ceed.ElemRestriction`."""
+        return ceed_restriction.ElemRestriction(
+            self, nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode
+        )
+
+    def StridedElemRestriction(
+        self, nelem: int, elemsize: int, ncomp: int, lsize: int, strides: npt.ArrayLike | Sentinel
+    ) -> StridedElemRestriction:
+        """See :class:`ceedtap.ceed.StridedElemRestriction`."""
+        return ceed_restriction.StridedElemRestriction(self, nelem, elemsize, ncomp, lsize, strides)
+
+    def BasisTensorH1(
+        self,
+        dim: int,
+        ncomp: int,
+        P1d: int,
+        Q1d: int,
+        interp1d: npt.ArrayLike,
+        grad1d: npt.ArrayLike,
+        qref1d: npt.ArrayLike,
+        qweight1d: npt.ArrayLike,
+    ) -> BasisTensorH1:
+        """See :class:`ceedtap.ceed.BasisTensorH1`."""
+        return ceed_basis.BasisTensorH1(self, dim, ncomp, P1d, Q1d, interp1d, grad1d, qref1d, qweight1d)
+
+    def BasisTensorH1Lagrange(self, dim: int, ncomp: int, P: int, Q: int, qmode: int) -> BasisTensorH1Lagrange:
+        """See :class:`ceedtap.ceed.BasisTensorH1Lagrange`."""
+        return ceed_basis.BasisTensorH1Lagrange(self, dim, ncomp, P, Q, qmode)
+
+    def BasisH1(
+        self,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        interp: npt.ArrayLike,
+        grad: npt.ArrayLike,
+        qref: npt.ArrayLike,
+        qweight: npt.ArrayLike,
+    ) -> BasisH1:
+        """See :class:`ceedtap.ceed.BasisH1`."""
+        return ceed_basis.BasisH1(self, topo, ncomp, nnodes, nqpts, interp, grad, qref, qweight)
+
+    def QFunction(self, vlength: int, f: Callable[..., int] | int | None, source: str | os.PathLike[str]) -> QFunction:
+        """See :class:`ceedtap.ceed.QFunction`."""
+        return ceed_qfunction.QFunction(self, vlength, f, source)
+
+    def QFunctionByName(self, name: str) -> QFunctionByName:
+        """See :class:`ceedtap.ceed.QFunctionByName`."""
+        return ceed_qfunction.QFunctionByName(self, name)
+
+    def IdentityQFunction(self, size: int, inmode: int, outmode: int) -> IdentityQFunction:
+        """See :class:`ceedtap.ceed.IdentityQFunction`."""
+        return ceed_qfunction.IdentityQFunction(self, size, inmode, outmode)
+
+    def QFunctionContext(self) -> QFunctionContext:
+        """See :class:`ceedtap.ceed.QFunctionContext`."""
+        return ceed_qfunction.QFunctionContext(self)
+
+    def Operator(
+        self,
+        qf: ceed_qfunction._QFunction,
+        dqf: ceed_qfunction._QFunction | None = None,
+        qdfT: ceed_qfunction._QFunction | None = None,
+    ) -> Operator:
+        """See :class:`ceedtap.ceed.Operator`."""
+        return ceed_operator.Operator(self, qf, dqf, qdfT)
+
+    def CompositeOperator(self) -> CompositeOperator:
+        """See :class:`ceedtap.ceed.CompositeOperator`."""
+        return ceed_operator.CompositeOperator(self)

@@ -1,0 +1,556 @@
+"""Operators: restrictions, bases and a QFunction put together."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ceedtap.ceed_basis import Basis
+from ceedtap.ceed_constants import (
+    BASIS_NONE,
+    ELEMRESTRICTION_NONE,
+    REQUEST_IMMEDIATE,
+    VECTOR_ACTIVE,
+    VECTOR_NONE,
+    EvalMode,
+    Sentinel,
+)
+from ceedtap.ceed_ffi import (
+    CeedAccessError,
+    CeedError,
+    CeedIncompatibleError,
+    CeedIncompleteError,
+    Library,
+    load,
+    lock_of,
+    root_of,
+)
+from ceedtap.ceed_object import CeedObject, immediate, text
+from ceedtap.ceed_qfunction import QFunctionField, _QFunction
+from ceedtap.ceed_restriction import _ElemRestriction, check_distinct, check_vector
+from ceedtap.ceed_vector import Vector
+
+if TYPE_CHECKING:
+    from ceedtap.ceed import Ceed
+
+
+class OperatorField(NamedTuple):
+    """A field of an operator."""
+
+    name: str
+    restriction: _ElemRestriction | Sentinel
+    basis: Basis | Sentinel
+    vector: Vector | Sentinel
+    eval_mode: EvalMode
+    is_input: bool
+
+
+class _Operator(CeedObject):
+    """What all operators share."""
+
+    def _start(self) -> None:
+        self._name = ""
+        self._poison = ""
+        self._frozen = False
+
+    # -- what it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """A name for messages; may be set."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._call("CeedOperatorSetName", self.pointer, text("name", name))
+        self._name = name
+
+    @property
+    def poisoned(self) -> str:
+        """The error after which libCEED left the operator locked; empty while it can be used."""
+        return self._poison
+
+    @property
+    def active_lengths(self) -> tuple[int, int]:
+        """Lengths of the active input and output vector; 0 where there is no active field."""
+        size = self.ceed.library.ffi.new("CeedSize[2]")
+        self._call("CeedOperatorGetActiveVectorLengths", self.pointer, size, size + 1)
+        return max(size[0], 0), max(size[1], 0)
+
+    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
+        """The vectors of its passive input and output fields, by id."""
+        return {}, {}
+
+    def _check_complete(self) -> None:
+        """That nothing is missing; under the lock."""
+
+    def _freeze(self) -> None:
+        self._frozen = True
+
+    def check(self) -> None:
+        """Checks that the operator is complete; it cannot be changed afterwards.
+
+        Raises:
+            CeedIncompleteError: fields are missing; the message names them.
+            CeedError: libCEED refuses the operator, or it was left locked by an earlier error.
+        """
+        with self.ceed.lock:
+            self._check_usable()
+            self._call("CeedOperatorCheckReady", self.pointer)
+            self._freeze()
+
+    def _check_usable(self) -> None:
+        if self._poison:
+            raise CeedAccessError(
+                f"{self!r} cannot be used any more, libCEED left it locked. Poisoned by: {self._poison}"
+            )
+        self._check_complete()
+
+    # -- what it does --------------------------------------------------------------------------------------------------
+
+    def apply(self, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel = REQUEST_IMMEDIATE) -> None:
+        """Applies the operator; outputs, passive ones too, are overwritten.
+
+        Args:
+            u: the active input; VECTOR_NONE if the operator has none.
+            v: the active output, another vector than `u` and than all passive fields; VECTOR_NONE if there is none.
+            request: REQUEST_IMMEDIATE.
+
+        Raises:
+            TypeError, ValueError: a vector where none is wanted or the other way round, or one of another length.
+            CeedIncompleteError: a field is missing.
+            CeedAccessError: a vector has no data or is locked by an array view, or an earlier error has left the
+                operator locked.
+            CeedError: libCEED failed. The operator cannot be used any more.
+        """
+        self._apply("CeedOperatorApply", u, v, request)
+
+    def apply_add(self, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel = REQUEST_IMMEDIATE) -> None:
+        """As :meth:`apply`, but adds to the outputs, passive ones too."""
+        self._apply("CeedOperatorApplyAdd", u, v, request)
+
+    def _apply(self, function: str, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel) -> None:
+        immediate(request)
+        with self.ceed.lock:
+            self._check_usable()
+            lengths = self.active_lengths
+            inputs, outputs = self._passive()
+            for name, vector, length in (("u", u, lengths[0]), ("v", v, lengths[1])):
+                if length:
+                    check_vector(self, name, vector, length)
+                elif vector is not VECTOR_NONE:
+                    kind = "input" if name == "u" else "output"
+                    raise ValueError(f"{name}: {self!r} has no active {kind}; pass VECTOR_NONE")
+            check_distinct(u, v)
+            if isinstance(u, Vector):
+                inputs = {**inputs, id(u): u}
+            if isinstance(v, Vector):
+                for passive in (*inputs.values(), *outputs.values()):
+                    if passive is v:
+                        raise ValueError(
+                            "v: the vector is also another field of the operator; libCEED needs an output of its own"
+                        )
+                outputs = {**outputs, id(v): v}
+            for key, vector in inputs.items():
+                if key in outputs:
+                    raise ValueError(f"u: {vector!r} is also an output of the operator")
+                vector._check_input("u" if vector is u else "a passive input field")
+            for vector in outputs.values():
+                name = "v" if vector is v else "a passive output field"
+                vector._check_output(name)
+                if function == "CeedOperatorApplyAdd":
+                    vector._check_input(name)
+            self._run(function, [*inputs.values(), *outputs.values()], outputs, _pointer(u), _pointer(v))
+
+    def _run(self, function: str, vectors: list[Vector], outputs: dict[int, Vector], *args: Any) -> None:
+        """Calls libCEED, and handles what a failure leaves behind; under the lock."""
+        library = self.ceed.library
+        for vector in outputs.values():
+            vector._prepare_output()
+        self._freeze()
+        pointers = (arg.pointer(library) if isinstance(arg, Sentinel) else arg for arg in args)
+        try:
+            self._call(function, self.pointer, *pointers, REQUEST_IMMEDIATE.pointer(library))
+        except CeedError as error:
+            self._poison = str(error)
+            for vector in vectors:
+                vector._after_failure(self._poison)
+            raise
+
+    def linear_assemble_diagonal(self, d: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
+        """Writes the diagonal of the operator's matrix to `d`; the QFunction is linear in its active inputs."""
+        self._assemble("CeedOperatorLinearAssembleDiagonal", d, request)
+
+    def linear_assemble_add_diagonal(self, d: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
+        """Adds the diagonal of the operator's matrix to `d`."""
+        self._assemble("CeedOperatorLinearAssembleAddDiagonal", d, request)
+
+    def _assemble(self, function: str, d: Vector, request: Sentinel) -> None:
+        immediate(request)
+        with self.ceed.lock:
+            self._check_usable()
+            lengths = self.active_lengths
+            if lengths[0] != lengths[1] or not lengths[0]:
+                raise ValueError(f"{self!r} has no square matrix: its active lengths are {lengths}")
+            check_vector(self, "d", d, lengths[0])
+            inputs, outputs = self._passive()
+            if id(d) in inputs or id(d) in outputs:
+                raise ValueError("d: the vector is also a field of the operator")
+            d._check_output("d")
+            for vector in inputs.values():
+                vector._check_input("a passive input field")
+            for vector in outputs.values():
+                vector._check_output("a passive output field")
+            if function == "CeedOperatorLinearAssembleAddDiagonal":
+                d._check_input("d")
+            written = {**outputs, id(d): d}
+            self._run(function, [*inputs.values(), *written.values()], written, d.pointer)
+
+
+def _pointer(vector: Vector | Sentinel) -> Any:
+    return vector.pointer if isinstance(vector, Vector) else vector
+
+
+class Operator(_Operator):
+    """An operator; made by :meth:`ceedtap.Ceed.Operator`, or from a foreign one by :meth:`wrap`.
+
+    Args:
+        ceed: the Ceed.
+        qf: the QFunction.
+        dqf, qdfT: its derivative and transposed derivative; libCEED keeps them and makes no use of them.
+
+    Raises:
+        TypeError: no QFunction.
+
+    A mass operator on one line element; the entries of its matrix sum up to the element's length:
+
+    >>> import ceedtap as ct, numpy as np
+    >>> ceed = ct.Ceed("/cpu/self")
+    >>> restriction = ceed.ElemRestriction(1, 3, 1, 1, 3, np.arange(3))
+    >>> points = ceed.StridedElemRestriction(1, 4, 1, 4, [1, 4, 4])
+    >>> basis = ceed.BasisTensorH1Lagrange(1, 1, 3, 4, ct.GAUSS)
+    >>> qdata = ceed.Vector(4)
+    >>> basis.apply(1, ct.EVAL_WEIGHT, ct.VECTOR_NONE, qdata)  # the element is [-1, 1]: no Jacobian
+    >>> mass = ceed.Operator(ceed.QFunctionByName("MassApply"))
+    >>> mass.set_field("u", restriction, basis, ct.VECTOR_ACTIVE)
+    >>> mass.set_field("qdata", points, ct.BASIS_NONE, qdata)
+    >>> mass.set_field("v", restriction, basis, ct.VECTOR_ACTIVE)
+    >>> u, v = ceed.Vector(3), ceed.Vector(3)
+    >>> u.set_value(1)
+    >>> mass.apply(u, v)
+    >>> with v.array_read() as values:
+    ...     print(round(values.sum(), 14))
+    2.0
+    """
+
+    def __init__(
+        self, ceed: Ceed, qf: _QFunction, dqf: _QFunction | None = None, qdfT: _QFunction | None = None
+    ) -> None:
+        self._start()
+        functions: list[Any] = []
+        for name, function in (("qf", qf), ("dqf", dqf), ("qdfT", qdfT)):
+            if function is None and name != "qf":
+                functions.append(ceed.library.lib.CEED_QFUNCTION_NONE)
+                continue
+            if not isinstance(function, _QFunction):
+                raise TypeError(f"{name}: expected a QFunction, got {type(function).__name__}")
+            if function.ceed.lock is not ceed.lock:
+                raise CeedIncompatibleError(f"{name}: {function!r} belongs to {function.ceed!r}, not to {ceed!r}")
+            functions.append(function.pointer)
+        self.qfunction: _QFunction | None = qf
+        self._derivatives = dqf, qdfT
+        self._fields: dict[str, OperatorField] = {}
+        self._foreign: object = None
+
+        def create(handle: Any) -> None:
+            ceed._call("CeedOperatorCreate", ceed.pointer, *functions, handle)
+
+        self._own(ceed, "CeedOperator", create)
+
+    @classmethod
+    def wrap(cls, obj: Any, ceed: Ceed | None = None) -> Operator:
+        """An operator that other code made: it is used, kept alive, and not owned.
+
+        Args:
+            obj: an operator of the `libceed` package, or the address of one as an integer.
+            ceed: the Ceed that the address belongs to; only with an address, which cannot be checked: it must be that
+                of a living operator of the same libCEED.
+
+        Returns:
+            an operator whose :attr:`fields` are empty, since they are not known here.
+
+        Raises:
+            TypeError: an object of another kind.
+            CeedIncompatibleError: the operator was made by another libCEED than ceedtap's, or belongs to another Ceed.
+        """
+        library = load() if ceed is None else ceed.library
+        if isinstance(obj, _Operator):
+            raise TypeError(f"obj: {obj!r} is ceedtap's own; use it as it is")
+        if isinstance(obj, int) and not isinstance(obj, bool):
+            if ceed is None:
+                raise TypeError("obj: an address comes with the Ceed that it belongs to")
+            if obj <= 0:
+                raise ValueError(f"obj: {obj} is no address")
+            address = obj
+        else:
+            address = _foreign_address(obj, library)
+        ffi, lib = library.ffi, library.lib
+        pointer = ffi.cast("CeedOperator", address)
+        root = _root_of_operator(library, pointer)
+        with lock_of(root, ffi):
+            if ceed is None:
+                from ceedtap.ceed import Ceed
+
+                ceed = Ceed._wrap(library, root)
+            elif ceed.pointer != root:
+                raise CeedIncompatibleError(f"obj: the operator does not belong to {ceed!r}")
+            self = cls.__new__(cls)
+            self._start()
+            self.qfunction = None
+            self._derivatives = None, None
+            self._fields = {}
+            self._foreign = obj
+            # The finalizer keeps the foreign object: what its owner frees with it, a callback say, is needed till then.
+            self._own(
+                ceed, "CeedOperator", lambda box: ceed._call("CeedOperatorReferenceCopy", pointer, box), lambda _: obj
+            )
+            flag = ffi.new("bool *")
+            if library.has("CeedOperatorIsComposite") and not lib.CeedOperatorIsComposite(pointer, flag) and flag[0]:
+                self._name = "composite"
+        return self
+
+    def __repr__(self) -> str:
+        label = f" {self._name!r}" if self._name else ""
+        if self.qfunction is None:
+            return f"<Operator{label} of {type(self._foreign).__module__}>"
+        return f"<Operator{label} {self.qfunction.name} fields {', '.join(self._fields) or 'not set'}>"
+
+    @property
+    def fields(self) -> dict[str, OperatorField]:
+        """Name -> field, of those that are set; empty for a wrapped operator."""
+        return dict(self._fields)
+
+    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
+        inputs: dict[int, Vector] = {}
+        outputs: dict[int, Vector] = {}
+        for field in self._fields.values():
+            if isinstance(field.vector, Vector):
+                (inputs if field.is_input else outputs)[id(field.vector)] = field.vector
+        return inputs, outputs
+
+    def _check_complete(self) -> None:
+        if self.qfunction is None:
+            return
+        fields = self.qfunction.fields
+        if missing := [name for name in fields if name not in self._fields]:
+            raise CeedIncompleteError(
+                f"{self!r} lacks the field{'s' * (len(missing) > 1)} {', '.join(missing)}; use set_field"
+            )
+        if not fields:
+            raise CeedIncompleteError(f"the QFunction of {self!r} has no fields")
+        self.qfunction._check_usable()
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        if self.qfunction is not None:
+            self.qfunction._frozen = True
+
+    def set_field(
+        self,
+        fieldname: str,
+        restriction: _ElemRestriction | Sentinel,
+        basis: Basis | Sentinel,
+        vector: Vector | Sentinel,
+    ) -> None:
+        """Says where an input or output of the QFunction comes from or goes to.
+
+        Args:
+            fieldname: name of a field of the QFunction.
+            restriction: its element restriction; ELEMRESTRICTION_NONE for EVAL_WEIGHT.
+            basis: its basis; BASIS_NONE for EVAL_NONE.
+            vector: VECTOR_ACTIVE for what `apply` gets, a vector for passive data, VECTOR_NONE for EVAL_WEIGHT.
+
+        Raises:
+            TypeError, ValueError: no such field, or parts that do not fit together; nothing is changed.
+            CeedIncompatibleError: a part belongs to another Ceed.
+            CeedAccessError: the operator was applied or checked already.
+        """
+        text("fieldname", fieldname)
+        if self.qfunction is None:
+            raise CeedAccessError(f"{self!r} is set up by its owner")
+        field = self.qfunction.fields.get(fieldname)
+        if field is None:
+            names = ", ".join(self.qfunction.fields) or "none"
+            raise ValueError(f"fieldname: {self.qfunction!r} has no field {fieldname!r}; its fields are {names}")
+        with self.ceed.lock:
+            if self._frozen:
+                raise CeedAccessError(
+                    f"{self!r} cannot be changed any more, it was checked, applied or made part of another"
+                )
+            if fieldname in self._fields:
+                raise ValueError(f"fieldname: the field {fieldname!r} is set already")
+            self._check_field(field, restriction, basis, vector)
+            args = (
+                part.pointer(self.ceed.library) if isinstance(part, Sentinel) else part.pointer
+                for part in (restriction, basis, vector)
+            )
+            self._call("CeedOperatorSetField", self.pointer, fieldname.encode(), *args)
+            self._fields[fieldname] = OperatorField(
+                fieldname, restriction, basis, vector, field.eval_mode, field.is_input
+            )
+
+    def _check_field(self, field: QFunctionField, restriction: Any, basis: Any, vector: Any) -> None:
+        where, mode = f"field {field.name!r} (EVAL_{field.eval_mode.name}, size {field.size})", field.eval_mode
+        for name, part, kind, sentinels in (
+            ("restriction", restriction, _ElemRestriction, (ELEMRESTRICTION_NONE,)),
+            ("basis", basis, Basis, (BASIS_NONE,)),
+            ("vector", vector, Vector, (VECTOR_ACTIVE, VECTOR_NONE)),
+        ):
+            if isinstance(part, kind):
+                self._check_same_ceed(f"{where}: {name}", part)
+            elif part not in sentinels:
+                words = " or ".join([kind.__name__.strip("_"), *map(repr, sentinels)])
+                raise TypeError(f"{where}: {name}: expected {words}, got {part!r}")
+        weight = mode is EvalMode.WEIGHT
+        for name, part, none, wanted in (
+            ("restriction", restriction, ELEMRESTRICTION_NONE, weight),
+            ("basis", basis, BASIS_NONE, mode is EvalMode.NONE),
+            ("vector", vector, VECTOR_NONE, weight),
+        ):
+            if (part is none) != wanted:
+                raise ValueError(
+                    f"{where}: {name}: expected {none if wanted else f'something other than {none}'}, got {part!r}"
+                )
+        if isinstance(basis, Basis):
+            if mode in (EvalMode.DIV, EvalMode.CURL):
+                raise ValueError(f"{where}: {basis!r} has no EVAL_{mode.name}")
+            if field.size != basis.field_size(mode):
+                raise ValueError(f"{where}: {basis!r} gives {basis.field_size(mode)} values per quadrature point")
+        if isinstance(restriction, _ElemRestriction):
+            if isinstance(basis, Basis):
+                if restriction.elemsize != basis.num_nodes or restriction.ncomp != basis.ncomp:
+                    raise ValueError(
+                        f"{where}: {restriction!r} does not fit {basis!r}: elemsize is not num_nodes, or the "
+                        "components differ"
+                    )
+            elif restriction.ncomp != field.size:
+                raise ValueError(f"{where}: {restriction!r} has {restriction.ncomp} components")
+            if isinstance(vector, Vector) and len(vector) != restriction.lsize:
+                raise ValueError(f"{where}: {vector!r} must have lsize = {restriction.lsize} entries")
+        points = basis.num_quadrature_points if isinstance(basis, Basis) else restriction.elemsize
+        for other in self._fields.values():
+            self._check_against(other, where, field, restriction, vector, points)
+
+    def _check_against(
+        self, other: OperatorField, where: str, field: QFunctionField, restriction: Any, vector: Any, points: int
+    ) -> None:
+        """That a field fits one that is set already."""
+        if isinstance(other.restriction, _ElemRestriction):
+            if isinstance(restriction, _ElemRestriction):
+                if restriction.nelem != other.restriction.nelem:
+                    raise ValueError(
+                        f"{where}: {restriction.nelem} elements, but field {other.name!r} has {other.restriction.nelem}"
+                    )
+                active = vector is VECTOR_ACTIVE and other.vector is VECTOR_ACTIVE and field.is_input == other.is_input
+                if active and restriction.lsize != other.restriction.lsize:
+                    raise ValueError(
+                        f"{where}: active with lsize = {restriction.lsize}, but the active field {other.name!r} has "
+                        f"{other.restriction.lsize}"
+                    )
+            there = other.restriction.elemsize
+        if isinstance(other.basis, Basis):
+            there = other.basis.num_quadrature_points
+        if points != there:
+            raise ValueError(f"{where}: {points} quadrature points, but field {other.name!r} has {there}")
+        if isinstance(vector, Vector) and not (field.is_input and other.is_input) and vector is other.vector:
+            raise ValueError(
+                f"{where}: the vector is also that of field {other.name!r}; outputs need vectors of their own"
+            )
+
+
+class CompositeOperator(_Operator):
+    """The sum of operators; made by :meth:`ceedtap.Ceed.CompositeOperator`."""
+
+    def __init__(self, ceed: Ceed) -> None:
+        self._start()
+        self._subs: list[_Operator] = []
+        create = ceed.library.first("CeedOperatorCreateComposite", "CeedCompositeOperatorCreate")
+        self._own(ceed, "CeedOperator", lambda box: ceed._call(create, ceed.pointer, box))
+
+    def __repr__(self) -> str:
+        return f"<CompositeOperator of {len(self._subs)}>"
+
+    def add_sub(self, subop: Operator) -> None:
+        """Adds an operator, which must be complete and cannot be changed afterwards.
+
+        Raises:
+            TypeError, ValueError: no operator, or one whose active vectors have other lengths.
+            CeedError: it is incomplete or cannot be used.
+        """
+        if not isinstance(subop, Operator):
+            raise TypeError(f"subop: expected an Operator, got {subop!r}")
+        self._check_same_ceed("subop", subop)
+        with self.ceed.lock:
+            if self._frozen:
+                raise CeedAccessError(f"{self!r} cannot be changed any more, it was checked or applied")
+            subop.check()
+            if self._subs and self._subs[0].active_lengths != subop.active_lengths:
+                raise ValueError(
+                    f"subop: active lengths {subop.active_lengths}, but the others have {self._subs[0].active_lengths}"
+                )
+            function = self.ceed.library.first("CeedOperatorCompositeAddSub", "CeedCompositeOperatorAddSub")
+            self._call(function, self.pointer, subop.pointer)
+            self._subs.append(subop)
+
+    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
+        inputs: dict[int, Vector] = {}
+        outputs: dict[int, Vector] = {}
+        for sub in self._subs:
+            more = sub._passive()
+            inputs.update(more[0])
+            outputs.update(more[1])
+        return inputs, outputs
+
+    def _check_complete(self) -> None:
+        if not self._subs:
+            raise CeedIncompleteError(f"{self!r}: use add_sub")
+        for sub in self._subs:
+            sub._check_usable()
+
+
+# -- foreign operators -------------------------------------------------------------------------------------------------
+
+
+def _foreign_address(obj: Any, library: Library) -> int:
+    """Address of an operator of the `libceed` package, which must use the same libCEED as ceedtap does."""
+    binding = sys.modules.get("_ceed_cffi")
+    box = getattr(obj, "_pointer", None)
+    if binding is None or not type(obj).__module__.startswith("libceed") or box is None:
+        raise TypeError(f"obj: expected an operator of ceedtap or of the libceed package, got {type(obj).__name__}")
+    if binding.ffi.typeof(box).cname != "struct CeedOperator_private * *":
+        raise TypeError(f"obj: expected an operator, got {type(obj).__module__}.{type(obj).__qualname__}")
+
+    def address(ffi: Any, pointer: Any) -> int:
+        return int(ffi.cast("uintptr_t", pointer))
+
+    # A constant of the library has one address per copy of it in the process.
+    if address(binding.ffi, binding.lib.CEED_VECTOR_ACTIVE) != address(library.ffi, library.lib.CEED_VECTOR_ACTIVE):
+        raise CeedIncompatibleError(
+            f"obj: the operator lives in another libCEED than the one that ceedtap opened, {library.path}; unset "
+            "CEEDTAP_LIBCEED and CEED_DIR, or point CEEDTAP_LIBCEED at the libceed package's own library"
+        )
+    if box[0] == binding.ffi.NULL:
+        raise ValueError("obj: the operator has been destroyed")
+    return address(binding.ffi, box[0])
+
+
+def _root_of_operator(library: Library, pointer: Any) -> Any:
+    """The root of the Ceed tree of an operator, borrowed."""
+    box = library.ffi.new("Ceed *")
+    rc = library.lib.CeedOperatorGetCeed(pointer, box)
+    if rc or box[0] == library.ffi.NULL:
+        raise CeedIncompatibleError(f"obj: libCEED does not know the Ceed of the operator (code {rc})")
+    root = root_of(library, box[0])
+    if library.getters_own:
+        library.lib.CeedDestroy(box)
+    return root

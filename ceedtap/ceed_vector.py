@@ -1,0 +1,384 @@
+"""Vectors of libCEED on memory that Python owns."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, NORM_2, USE_POINTER, NormType
+from ceedtap.ceed_ffi import CeedAccessError
+from ceedtap.ceed_object import CeedObject, aligned_zeros, copy_mode, enum, host, integer, scalars
+
+if TYPE_CHECKING:
+    from ceedtap.ceed import Ceed
+
+
+class _Access:
+    """The memory of a vector and the views of it that are out; its destruction needs both, so they outlive it."""
+
+    def __init__(self) -> None:
+        self.memory: np.ndarray | None = None
+        self.readers = 0
+        self.writer: np.ndarray | None = None
+
+
+class Vector(CeedObject):
+    """A vector of libCEED scalars; made by :meth:`ceedtap.Ceed.Vector`.
+
+    The memory is Python's: 64-byte aligned, made when data first goes in, or the user's own array with ``USE_POINTER``.
+    libCEED never owns or frees it, so that arrays that were given out stay valid memory even when the vector is gone.
+
+    Args:
+        ceed: the Ceed.
+        size: number of entries.
+
+    Raises:
+        TypeError, ValueError: `size` is no integer or negative.
+        MemoryError: when data first goes in.
+
+    >>> import ceedtap as ct, numpy as np
+    >>> x = ct.Ceed("/cpu/self/ref/serial").Vector(4)
+    >>> x.set_array(np.array([1.0, 2.0, 3.0, 4.0]))
+    >>> with x.array(2, 2) as a:
+    ...     a[0] *= 10
+    >>> x.norm(ct.NORM_1)
+    37.0
+    """
+
+    def __init__(self, ceed: Ceed, size: int) -> None:
+        self._length = integer("size", size, 0, 2**60)
+        self._access = access = _Access()
+        self._shared = False  # the memory is the user's
+        self._stuck = ""  # why libCEED has it locked for good
+        ffi, lib = ceed.library.ffi, ceed.library.lib
+
+        def release(vec: Any) -> None:
+            # A vector with views out cannot be destroyed.
+            for _ in range(access.readers):
+                lib.CeedVectorRestoreArrayRead(vec, ffi.new("CeedScalar **"))
+            if access.writer is not None:
+                lib.CeedVectorRestoreArray(vec, ffi.new("CeedScalar **"))
+            access.memory = access.writer = None
+
+        create = functools.partial(ceed._call, "CeedVectorCreate", ceed.pointer, self._length)
+        self._own(ceed, "CeedVector", create, release)
+
+    def __repr__(self) -> str:
+        return f"<Vector {self._length} {self.ceed.library.scalar_dtype}>"
+
+    def __len__(self) -> int:
+        return self._length
+
+    def get_length(self) -> int:
+        """Number of entries."""
+        return self._length
+
+    @property
+    def state(self) -> int:
+        """libCEED's counter of writes; odd while an array for writing is out."""
+        state = self.ceed.library.ffi.new("uint64_t *")
+        self._call("CeedVectorGetState", self.pointer, state)
+        return int(state[0])
+
+    # -- access --------------------------------------------------------------------------------------------------------
+
+    def _check_input(self, name: str) -> None:
+        """That libCEED can read it now; under the lock."""
+        if self._access.writer is not None:
+            raise CeedAccessError(f"{name}: {self!r} is locked by an array for writing; call restore_array first")
+        if self._stuck:
+            raise CeedAccessError(f"{name}: {self!r} cannot be used any more, libCEED left it locked: {self._stuck}")
+        if self._access.memory is None:
+            raise CeedAccessError(f"{name}: {self!r} has no data; use set_value or set_array first")
+
+    def _check_output(self, name: str) -> None:
+        """That libCEED can write to it now; under the lock."""
+        if self._access.readers:
+            raise CeedAccessError(
+                f"{name}: {self!r} is locked by {self._access.readers} array(s) for reading; call restore_array_read "
+                "first"
+            )
+        if self._access.writer is not None or self._stuck:
+            self._check_input(name)
+
+    def _prepare_output(self) -> None:
+        """Gives it memory; after all checks, before libCEED writes to it; under the lock."""
+        if self._access.memory is None:
+            self._attach(aligned_zeros(self._length, self.ceed.library.scalar_dtype))
+
+    def _attach(self, memory: np.ndarray) -> None:
+        """Points libCEED at memory; also tells it that the memory has new content."""
+        ffi = self.ceed.library.ffi
+        address = ffi.cast("CeedScalar *", memory.ctypes.data)
+        self._call("CeedVectorSetArray", self.pointer, MEM_HOST, USE_POINTER, address)
+        self._access.memory = memory
+
+    def _after_failure(self, reason: str) -> None:
+        """Takes back the locks that a failed operator left, or remembers that it could not; under the lock.
+
+        With no view out every lock is libCEED's own. The operator is poisoned, so that nothing uses them any more.
+        """
+        if self._access.memory is None or self._access.readers or self._access.writer is not None:
+            return
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
+        array = ffi.new("CeedScalar **")
+        for _ in range(100):
+            if not lib.CeedVectorGetArrayWrite(self.pointer, MEM_HOST, array):
+                lib.CeedVectorRestoreArray(self.pointer, array)
+                break
+            if lib.CeedVectorRestoreArrayRead(self.pointer, array) and lib.CeedVectorRestoreArray(self.pointer, array):
+                self._stuck = reason
+                break
+        lib.CeedResetErrorMessage(self.ceed.pointer, ffi.new("const char **"))
+
+    # -- arrays --------------------------------------------------------------------------------------------------------
+
+    def set_array(self, array: npt.ArrayLike, memtype: int = MEM_HOST, cmode: int = COPY_VALUES) -> None:
+        """Sets the data.
+
+        Args:
+            array: values of libCEED's scalar type, as many as the vector has entries, in C order. Sequences of Python
+                numbers are converted, arrays of another type are not.
+            memtype: MEM_HOST.
+            cmode: COPY_VALUES, or USE_POINTER to share memory with the array from now on. That array must be contiguous
+                and writable; it is kept alive. Tell libCEED by another `set_array` when you change it elsewhere.
+
+        Raises:
+            TypeError: another element type, for example float32 in a double precision libCEED.
+            ValueError: another number of values, or an array that cannot be shared.
+            CeedAccessError: an array view is out.
+        """
+        host(memtype)
+        mode = copy_mode(cmode)
+        values = scalars("array", array, self._length, self.ceed)
+        if mode is USE_POINTER:
+            self._share(array, values)
+            return
+        with self.ceed.lock:
+            self._check_output("set_array")
+            memory = self._access.memory
+            if memory is None or self._shared:
+                memory = aligned_zeros(self._length, self.ceed.library.scalar_dtype)
+            np.copyto(memory, values)
+            self._attach(memory)
+            self._shared = False
+
+    def _share(self, array: npt.ArrayLike, values: np.ndarray) -> None:
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"array: USE_POINTER shares memory with a numpy array, got {type(array).__name__}; copy it")
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                "array: USE_POINTER needs a C-contiguous array; use numpy.ascontiguousarray or COPY_VALUES"
+            )
+        if not array.flags.writeable:
+            raise ValueError("array: USE_POINTER lets libCEED write into a read-only array; use COPY_VALUES or a copy")
+        if values.ctypes.data % values.itemsize:
+            raise ValueError("array: USE_POINTER needs an aligned array; use COPY_VALUES or a copy")
+        with self.ceed.lock:
+            self._check_output("set_array")
+            self._attach(values)
+            self._shared = True
+
+    def take_array(self, memtype: int = MEM_HOST) -> np.ndarray:
+        """Takes back the array that was shared with USE_POINTER; the vector has no data then.
+
+        Returns:
+            the values, shape (size,), in the memory of the array that was shared.
+
+        Raises:
+            CeedAccessError: no array is shared, or a view is out.
+        """
+        host(memtype)
+        with self.ceed.lock:
+            self._check_output("take_array")
+            memory = self._access.memory
+            if memory is None or not self._shared:
+                raise CeedAccessError(f"take_array: {self!r} shares no array")
+            self._call("CeedVectorTakeArray", self.pointer, MEM_HOST, self.ceed.library.ffi.new("CeedScalar **"))
+            self._access.memory = None
+            self._shared = False
+            return memory
+
+    def get_array(self, memtype: int = MEM_HOST) -> np.ndarray:
+        """The data, shape (size,), to read and write; locks the vector until :meth:`restore_array`.
+
+        Raises:
+            CeedAccessError: the vector has no data, or another view is out.
+        """
+        host(memtype)
+        with self.ceed.lock:
+            self._check_output("get_array")
+            self._check_input("get_array")
+            return self._lend("CeedVectorGetArray")
+
+    def get_array_write(self, memtype: int = MEM_HOST) -> np.ndarray:
+        """An array of shape (size,) to write all entries of; locks the vector until :meth:`restore_array`.
+
+        Raises:
+            CeedAccessError: another view is out.
+        """
+        host(memtype)
+        with self.ceed.lock:
+            self._check_output("get_array_write")
+            self._prepare_output()
+            return self._lend("CeedVectorGetArrayWrite")
+
+    def _lend(self, function: str) -> np.ndarray:
+        self._call(function, self.pointer, MEM_HOST, self.ceed.library.ffi.new("CeedScalar **"))
+        assert self._access.memory is not None
+        view = self._access.memory[:]
+        self._access.writer = view
+        return view
+
+    def get_array_read(self, memtype: int = MEM_HOST) -> np.ndarray:
+        """The data, shape (size,), read-only; the vector cannot be written to until :meth:`restore_array_read`.
+
+        Several may be out. After it is restored the array shows what the vector's memory has then.
+
+        Raises:
+            CeedAccessError: the vector has no data, or an array for writing is out.
+        """
+        host(memtype)
+        with self.ceed.lock:
+            self._check_input("get_array_read")
+            self._call(
+                "CeedVectorGetArrayRead", self.pointer, MEM_HOST, self.ceed.library.ffi.new("const CeedScalar **")
+            )
+            self._access.readers += 1
+            assert self._access.memory is not None
+            # Through a read-only buffer: numpy lets nobody make this array writable.
+            return np.asarray(memoryview(self._access.memory.data).toreadonly())
+
+    def restore_array(self) -> None:
+        """Gives back the array for writing, which is read-only from now on.
+
+        Raises:
+            CeedAccessError: none is out.
+        """
+        with self.ceed.lock:
+            if self._access.writer is None:
+                raise CeedAccessError(f"restore_array: no array for writing of {self!r} is out")
+            self._access.writer.flags.writeable = False
+            self._call("CeedVectorRestoreArray", self.pointer, self.ceed.library.ffi.new("CeedScalar **"))
+            self._access.writer = None
+
+    def restore_array_read(self) -> None:
+        """Gives back one array for reading.
+
+        Raises:
+            CeedAccessError: none is out.
+        """
+        with self.ceed.lock:
+            if not self._access.readers:
+                raise CeedAccessError(f"restore_array_read: no array for reading of {self!r} is out")
+            self._call("CeedVectorRestoreArrayRead", self.pointer, self.ceed.library.ffi.new("const CeedScalar **"))
+            self._access.readers -= 1
+
+    @contextlib.contextmanager
+    def _borrowed(self, array: np.ndarray, shape: tuple[int, ...], restore: Any) -> Iterator[np.ndarray]:
+        shaped = array
+        try:
+            shaped = array.reshape(shape) if shape else array
+            yield shaped
+        finally:
+            shaped.flags.writeable = False
+            restore()
+
+    @contextlib.contextmanager
+    def array(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+        """:meth:`get_array` in a ``with`` block, in the given shape, restored however the block ends."""
+        with self._borrowed(self.get_array(memtype), shape, self.restore_array) as array:
+            yield array
+
+    @contextlib.contextmanager
+    def array_write(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+        """:meth:`get_array_write` in a ``with`` block, in the given shape, restored however the block ends."""
+        with self._borrowed(self.get_array_write(memtype), shape, self.restore_array) as array:
+            yield array
+
+    @contextlib.contextmanager
+    def array_read(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+        """:meth:`get_array_read` in a ``with`` block, in the given shape, restored however the block ends."""
+        with self._borrowed(self.get_array_read(memtype), shape, self.restore_array_read) as array:
+            yield array
+
+    # -- algebra -------------------------------------------------------------------------------------------------------
+
+    def _check_operand(self, name: str, other: Any, function: str) -> None:
+        if not isinstance(other, Vector):
+            raise TypeError(f"{name}: expected a Vector, got {type(other).__name__}")
+        self._check_same_ceed(name, other)
+        if len(other) != len(self):
+            raise ValueError(f"{name}: expected a vector of {len(self)} entries, got {len(other)}")
+        other._check_input(f"{function}: {name}")
+
+    def copy_from(self, vec_source: Vector) -> None:
+        """Copies the entries of a vector of the same length."""
+        with self.ceed.lock:
+            self._check_operand("vec_source", vec_source, "copy_from")
+            assert vec_source._access.memory is not None
+            self.set_array(vec_source._access.memory)
+
+    def set_value(self, value: float) -> None:
+        """Sets all entries to one value."""
+        with self.ceed.lock:
+            self._check_output("set_value")
+            self._prepare_output()
+            self._call("CeedVectorSetValue", self.pointer, float(value))
+
+    def sync_array(self, memtype: int = MEM_HOST) -> None:
+        """Brings the data to the host's memory."""
+        host(memtype)
+        with self.ceed.lock:
+            self._check_input("sync_array")
+            self._call("CeedVectorSyncArray", self.pointer, MEM_HOST)
+
+    def norm(self, normtype: int = NORM_2) -> float:
+        """The norm: NORM_1, NORM_2 or NORM_MAX."""
+        kind = enum("normtype", normtype, NormType)
+        value = self.ceed.library.ffi.new("CeedScalar *")
+        with self.ceed.lock:
+            self._check_input("norm")
+            self._call("CeedVectorNorm", self.pointer, kind, value)
+        return float(value[0])
+
+    def reciprocal(self) -> None:
+        """Replaces the entries by their reciprocals, except zeros."""
+        self._update("reciprocal", "CeedVectorReciprocal")
+
+    def scale(self, alpha: float) -> None:
+        """Multiplies all entries by `alpha`."""
+        self._update("scale", "CeedVectorScale", float(alpha))
+
+    def axpy(self, alpha: float, x: Vector) -> None:
+        """Adds ``alpha * x``; `x` is another vector of the same length."""
+        self._update("axpy", "CeedVectorAXPY", float(alpha), x)
+
+    def axpby(self, alpha: float, beta: float, x: Vector) -> None:
+        """Replaces itself by ``alpha * x + beta * self``; `x` is another vector of the same length."""
+        self._update("axpby", "CeedVectorAXPBY", float(alpha), float(beta), x)
+
+    def _update(self, name: str, function: str, *args: Any) -> None:
+        with self.ceed.lock:
+            self._check_output(name)
+            self._check_input(name)
+            for x in args:
+                if not isinstance(x, float):
+                    self._check_operand("x", x, name)
+                    if x is self:
+                        raise ValueError(f"{name}: x is the vector itself; use scale")
+            self._call(function, self.pointer, *(x.pointer if isinstance(x, Vector) else x for x in args))
+
+    def pointwise_mult(self, x: Vector, y: Vector) -> None:
+        """Replaces itself by the entry-wise product of two vectors, which may be itself."""
+        with self.ceed.lock:
+            self._check_output("pointwise_mult")
+            self._check_operand("x", x, "pointwise_mult")
+            self._check_operand("y", y, "pointwise_mult")
+            self._prepare_output()
+            self._call("CeedVectorPointwiseMult", self.pointer, x.pointer, y.pointer)
