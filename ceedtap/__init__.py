@@ -1,5 +1,7 @@
 """ceedtap: libCEED operators inside JAX programs, and taps that stream arrays out of them."""
 
+from ceedtap.consumer import Consumer as Consumer
+from ceedtap.consumer import Tap as Tap
 from ceedtap.outfeed import CallbackException as CallbackException
 from ceedtap.outfeed import barrier_wait as barrier_wait
 from ceedtap.outfeed import outfeed_receiver as outfeed_receiver

@@ -113,7 +113,9 @@ def _register_targets() -> None:
         # The type first: XLA asks an instantiate handler for the type of the state that it makes.
         state = {"type_id": f"ct_{name}_type_id", "type_info": f"ct_{name}_type_info"}
         jax.ffi.register_ffi_type(
-            f"ceedtap_{name}_state", {key: _capsule(getattr(lib, getter)()) for key, getter in state.items()}, platform="cpu"
+            f"ceedtap_{name}_state",
+            {key: _capsule(getattr(lib, getter)()) for key, getter in state.items()},
+            platform="cpu",
         )
         stages = ("instantiate", "execute")
         handlers = {stage: _capsule(getattr(lib, f"ct_{name}_{stage}_address")()) for stage in stages}

@@ -164,7 +164,8 @@ def _checked(u: Any, handle: _Handle) -> Any:
     u = jnp.asarray(u)
     if u.dtype != handle.dtype:
         raise TypeError(
-            f"libCEED computes in {handle.dtype} here, JAX made {u.dtype} of the operator's input" + _x64_hint(handle.dtype)
+            f"libCEED computes in {handle.dtype} here, JAX made {u.dtype} of the operator's input"
+            + _x64_hint(handle.dtype)
         )
     if u.shape != (handle.lengths[0],):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The receiving side of taps: routes from consumer ids to Python functions, the receiver thread, draining and errors.
+"""The receiving side of taps: routes from compiled programs to consumers, the receiver thread, draining and errors.
 
 Compiled programs put frames into the native queue. One thread takes them out, decodes them and calls the consumers.
 It starts with the first tap; at exit everything that was emitted is delivered first.
@@ -11,12 +11,12 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import logging
 import sys
 import threading
 import time
 import traceback
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,17 +24,23 @@ import jax
 import numpy as np
 
 from ceedtap import protocol
+from ceedtap.consumer import Consumer, failures_of
 from ceedtap.native import ffi, lib
+
+logger = logging.getLogger("ceedtap")
 
 #: Consumers get views of a frame that is at least this large, without a copy. Smaller frames are copied, which costs
 #: less than what lends a frame to Python.
 LEND_BYTES = 1 << 16
+#: Frames that are taken from the queue at a time. What is taken cannot be dropped any more.
+BATCH = 256
 #: Exceptions of consumers that are kept until somebody asks; the rest is counted.
 MAX_KEPT_ERRORS = 100
 #: At exit, draining ends when no event has been consumed for this long, in seconds.
 EXIT_PATIENCE_SEC = 10.0
 
 Transforms = tuple[tuple[str, dict[str, Any]], ...]
+_POLICIES = {"block": lib.CT_BLOCK, "drop_newest": lib.CT_DROP_NEWEST, "drop_oldest": lib.CT_DROP_OLDEST}
 
 
 class CallbackException(ExceptionGroup):
@@ -45,18 +51,18 @@ class CallbackException(ExceptionGroup):
 
 
 @dataclass(frozen=True, eq=False)
-class Consumer:
-    """A function that gets tapped values: ``func(*args, **kwargs)``, and ``transforms=`` when there were any.
+class Binding:
+    """A consumer with the arguments of one tap in a program.
 
     Attributes:
-        func: called on the receiver thread.
+        consumer: called on the receiver thread.
         treedef: structure of the tapped positional arguments.
         kwargs: keyword arguments of every call.
         keys: for each leaf, the name of the random number generator when it holds keys.
-        with_device: whether `func` also gets ``device=``.
+        with_device: whether the consumer also gets ``device=``.
     """
 
-    func: Callable[..., Any]
+    consumer: Consumer
     treedef: Any
     kwargs: dict[str, Any]
     keys: tuple[str | None, ...]
@@ -64,9 +70,8 @@ class Consumer:
 
     @property
     def name(self) -> str:
-        func_name = getattr(self.func, "__qualname__", None) or type(self.func).__qualname__
         what = self.kwargs.get("what")
-        return f"{func_name}[{what}]" if isinstance(what, str) else func_name
+        return f"{self.consumer.name}[{what}]" if isinstance(what, str) else self.consumer.name
 
     def deliver(self, leaves: list[Any], transforms: Transforms, device: int) -> None:
         for i, key in enumerate(self.keys):
@@ -78,7 +83,7 @@ class Consumer:
             kwargs = {**kwargs, "transforms": transforms}
         if self.with_device:
             kwargs = {**kwargs, "device": _devices().get(device)}
-        self.func(*args, **kwargs)
+        self.consumer.func(*args, **kwargs)
 
 
 @functools.cache
@@ -87,22 +92,38 @@ def _devices() -> dict[int, jax.Device]:
 
 
 class Route:
-    """Where the frames with one consumer id go. A compiled program holds it by the id alone."""
+    """The way from a tap in compiled programs to a consumer. Programs refer to it by the id in the frame's header."""
 
-    def __init__(self, consumer: Consumer, transforms: Transforms, header: protocol.Header) -> None:
-        self.consumer = consumer
+    def __init__(self, binding: Binding, transforms: Transforms, header: protocol.Header) -> None:
+        self.binding = binding
         self.transforms = transforms
         self.header = header
         self.header_bytes = protocol.encode_header(header)
         self.decode = protocol.array_decoder(header)
+        self.native = ffi.NULL  # ct_consumer, while the registry has it
+        self.handle = ffi.new_handle(self)
+
+    def connect(self, native: Any) -> None:
+        consumer = self.binding.consumer
+        name = self.binding.name.encode()[:120]
+        lib.ct_consumer_configure(native, self.handle, name, _POLICIES[consumer.policy], consumer.every)
+        self.native = native
+        consumer.routes.add(self)
+        self.enable(consumer.enabled)
+
+    def enable(self, enabled: bool) -> None:
+        if self.native:
+            lib.ct_consumer_enable(self.native, enabled)
 
 
-class _RouteReference:
+class RouteReference:
     """Python's share in a route; compiled programs hold theirs in the native registry."""
 
     def __init__(self, route: Route) -> None:
         self.route = route
-        weakref.finalize(self, lib.ct_registry_unref, lib.ct_consumers(), route.header.consumer_id)
+
+    def __del__(self) -> None:
+        lib.ct_registry_unref(lib.ct_consumers(), self.route.header.consumer_id)
 
 
 @dataclass
@@ -131,57 +152,74 @@ class Outfeed:
 
     def __init__(self) -> None:
         self._routes: dict[int, Route] = {}
-        self._lock = threading.Lock()  # of _routes, _thread and the start of the thread
-        self._progress = threading.Condition()  # of everything below
+        self._retired: list[Route] = []
+        self._lock = threading.RLock()  # of the routes and the start of the thread
+        self._progress = threading.Condition()  # of the errors; notified when frames have been consumed
         self._errors = _Errors()
-        self._running: Consumer | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
 
     # -- routes --------------------------------------------------------------------------------------------------
 
-    def route(
-        self, consumer: Consumer, transforms: Transforms, specs: Sequence[protocol.ArraySpec]
-    ) -> _RouteReference:
+    def route(self, binding: Binding, transforms: Transforms, specs: Sequence[protocol.ArraySpec]) -> RouteReference:
         """A route for these arrays; it lives as long as the reference or a program compiled with it.
 
         The id is a hash of what the consumer is called and of what it gets, so that it is the same in the next process:
         programs in JAX's persistent cache are found again.
         """
-        text = repr((_module(consumer.func), consumer.name, str(consumer.treedef), transforms, tuple(specs)))
+        func = binding.consumer.func
+        module = getattr(func, "__module__", None)
+        text = repr((module, binding.name, str(binding.treedef), binding.with_device, transforms, tuple(specs)))
         with self._lock:
             for attempt in itertools.count():
                 digest = hashlib.blake2b(f"{text}#{attempt}".encode(), digest_size=8).digest()
-                route_id = int.from_bytes(digest, "big")
-                known = self._routes.get(route_id)
-                if known is None or known.consumer is consumer:
+                route_id = int.from_bytes(digest, "big") or 1  # 0 ends a stream
+                route = self._routes.get(route_id)
+                if route is None or route.binding is binding:
                     break
-            if route_id == protocol.END_OF_STREAM:
-                raise AssertionError("a hash of 64 zero bits")
-            if known is None:
-                known = Route(consumer, transforms, protocol.Header(route_id, tuple(specs)))
-                self._routes[route_id] = known
-            if lib.ct_registry_add(lib.ct_consumers(), route_id, ffi.NULL):
+            native = lib.ct_consumer_get(route_id)
+            if not native:
                 raise MemoryError("ceedtap: no memory for a route")
+            if route is None:
+                route = self._routes[route_id] = Route(binding, transforms, protocol.Header(route_id, tuple(specs)))
+                route.connect(native)
         self._start()
-        return _RouteReference(known)
+        return RouteReference(route)
 
-    def emit(self, reference: _RouteReference, arrays: Sequence[np.ndarray], device: int = -1) -> None:
-        """Puts one event into the queue from Python, as a compiled program does."""
+    def emit(self, reference: RouteReference, arrays: Sequence[np.ndarray], device: int = -1) -> None:
+        """Puts one event into the queue from Python, as a compiled program does.
+
+        Raises:
+            TimeoutError: the queue has had no room for the time-out.
+        """
         route = reference.route
         data = protocol.encode_payload(route.header, arrays)
-        header = route.header_bytes
-        if lib.ct_queue_emit(header, len(header), route.header.consumer_id, device, data, len(data)):
+        outcome = lib.ct_queue_emit(route.native, device, route.header_bytes, len(route.header_bytes), data, len(data))
+        if outcome == lib.CT_TIMED_OUT:
+            raise TimeoutError(f"a tap waited for room in the outfeed until the time-out; {self.backlog()}")
+        if outcome == lib.CT_NO_MEMORY:
             raise MemoryError("ceedtap: no memory for the frame of a tap")
 
-    def _reap(self) -> list[Route]:
-        """Routes that nothing refers to any more. Their last frames may still be in the queue: keep them that long."""
-        keys = ffi.new("uint64_t[256]")
-        dead: list[Route] = []
+    def _reap(self) -> None:
+        """Lets go of routes that nothing refers to any more, once their last event has been consumed."""
+        keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
         with self._lock:
-            while n := lib.ct_registry_reap(lib.ct_consumers(), keys, 256):
-                dead += [route for key in keys[0:n] if (route := self._routes.pop(key, None)) is not None]
-        return dead
+            while n := lib.ct_registry_reap(lib.ct_consumers(), keys, payloads, 64):
+                for key, payload in zip(keys[0:n], payloads[0:n], strict=True):
+                    route = self._routes.pop(key, None)
+                    native = ffi.cast("ct_consumer *", payload)
+                    if route is None:  # a program that was loaded and never asked for
+                        route = Route.__new__(Route)
+                    route.native = native
+                    self._retired.append(route)
+            busy = []
+            for route in self._retired:
+                if lib.ct_consumer_idle(route.native):
+                    native, route.native = route.native, ffi.NULL
+                    lib.ct_consumer_free(native)
+                else:
+                    busy.append(route)
+            self._retired = busy
 
     # -- the receiver thread -------------------------------------------------------------------------------------
 
@@ -193,47 +231,52 @@ class Outfeed:
 
     def _run(self) -> None:
         while not self._stopping:
-            # The order matters: a frame of a dead route was committed before the route died, so the frames that are
-            # taken after reaping include its last one.
-            retired = {route.header.consumer_id: route for route in self._reap()}
-            frame = lib.ct_queue_take(1_000_000)
+            self._reap()
+            frame = lib.ct_queue_take(1_000_000, BATCH)
             while frame:
                 following = frame.next
-                self._deliver(frame, self._routes.get(frame.consumer) or retired.get(frame.consumer))
+                self._deliver(frame)
                 frame = following
             # Once for all frames that were taken: waking a waiter for each of them would cost more than they do.
             with self._progress:
                 self._progress.notify_all()
 
-    def _deliver(self, frame: Any, route: Route | None) -> None:
+    def _deliver(self, frame: Any) -> None:
         size = frame.size
-        if size < LEND_BYTES:
-            data = bytearray(ffi.buffer(lib.ct_frame_bytes(frame), size))
-            lent = False
-        else:
+        handle = frame.consumer.route
+        route: Route | None = ffi.from_handle(handle) if handle else None
+        lent = size >= LEND_BYTES
+        if lent:
             # Arrays made from this buffer keep it, it keeps the pointer, and that gives the frame back in the end.
             owner = ffi.gc(lib.ct_frame_bytes(frame), lambda _, frame=frame: lib.ct_frame_free(frame))
             data = ffi.buffer(owner, size)
-            lent = True
+        else:
+            data = bytearray(ffi.buffer(lib.ct_frame_bytes(frame), size))
         try:
             if route is None:
-                raise LookupError(f"an event came for consumer {frame.consumer:#018x}, which this process does not know")
-            self._running = route.consumer
-            route.consumer.deliver(route.decode(data), route.transforms, frame.device)
+                raise LookupError(f"an event came for consumer {frame.consumer.id:#018x}, which nobody has asked for")
+            if route.binding.consumer.enabled:
+                route.binding.deliver(route.decode(data), route.transforms, frame.device)
         except BaseException as error:  # nothing that a consumer does may end the stream
             self._keep(error, frame, route)
         finally:
-            self._running = None
             lib.ct_queue_consumed(frame, lent)
 
     def _keep(self, error: BaseException, frame: Any, route: Route | None) -> None:
-        name = route.consumer.name if route else "unknown"
+        name = route.binding.name if route else "unknown"
         if not isinstance(error, Exception):
             cause, error = error, RuntimeError(f"consumer {name} raised {type(error).__name__}")
             error.__cause__ = cause
-        error.add_note(f"raised by consumer {name} for event {frame.seq} of device {frame.device}, run {frame.run_id}")
-        with self._progress:
-            self._errors.add(error)
+        note = f"raised by consumer {name} for event {frame.seq} of device {frame.device}, run {frame.run_id}"
+        for consumer, exception in failures_of(route.binding.consumer, error) if route else [(None, error)]:
+            exception.add_note(note)
+            if consumer is not None and consumer.on_error == "log":
+                logger.error(note, exc_info=exception)
+                continue
+            if consumer is not None and consumer.on_error == "disable":
+                consumer.enable(False)
+            with self._progress:
+                self._errors.add(exception)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
@@ -249,11 +292,11 @@ class Outfeed:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a consumer cannot wait for the outfeed: it would wait for itself to return")
-        target = lib.ct_queue_emitted()
+        target = _queue_stats()["emitted"]
         end = None if timeout is None else time.monotonic() + timeout
         with self._progress:
             lib.ct_queue_wake()
-            done, since = self.settled(), time.monotonic()
+            done, since = _settled(), time.monotonic()
             while done < target:
                 now = time.monotonic()
                 if (end is not None and now >= end) or (patience is not None and now >= since + patience):
@@ -261,34 +304,44 @@ class Outfeed:
                 if self._thread is None or not self._thread.is_alive():
                     return False
                 self._progress.wait(0.05)
-                if (latest := self.settled()) > done:
+                if (latest := _settled()) > done:
                     done, since = latest, time.monotonic()
             return True
-
-    @staticmethod
-    def settled() -> int:
-        """Events that have been consumed or dropped."""
-        stats = _queue_stats()
-        return stats["consumed"] + stats["dropped"]
 
     def barrier_wait(self, timeout: float | None) -> None:
         _wait_for_programs()
         if not self.drain(timeout):
             raise TimeoutError(f"{self.backlog()} after {timeout} s")
-        self.raise_errors()
-
-    def raise_errors(self) -> None:
         with self._progress:
             error = self._errors.take()
         if error is not None:
             raise error
 
     def backlog(self) -> str:
+        """What is left to do, in words."""
         stats = _queue_stats()
         waiting = stats["emitted"] - stats["consumed"] - stats["dropped"]
-        running = self._running
-        busy = f"consumer {running.name} has not returned" if running else "no consumer is running"
-        return f"{waiting} tapped event{'s are' if waiting != 1 else ' is'} not consumed, {busy}"
+        busy = ffi.new("char[192]")
+        lib.ct_queue_busy(busy, 192)
+        events = "event is" if waiting == 1 else "events are"
+        return f"{waiting} tapped {events} not consumed, {ffi.string(busy).decode(errors='replace')}"
+
+    def stats(self) -> dict[str, Any]:
+        totals: dict[str, Any] = dict(_queue_stats())
+        totals["consumers"] = []
+        offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
+        with self._lock:
+            for route in self._routes.values():
+                lib.ct_consumer_get_counts(route.native, offered, counts)
+                devices = {
+                    slot if slot < lib.CT_MAX_DEVICES else -1: _fields(counts[slot])
+                    for slot in range(lib.CT_MAX_DEVICES + 1)
+                    if counts[slot].emitted
+                }
+                entry = {"name": route.binding.name, "offered": offered[0], "devices": devices}
+                entry["transforms"] = route.transforms
+                totals["consumers"].append(entry)
+        return totals
 
     def shut_down(self) -> None:
         """At exit: delivers what there is, says what could not be delivered, and ends the thread."""
@@ -313,14 +366,19 @@ class Outfeed:
             traceback.print_exception(error)
 
 
-def _module(func: Callable[..., Any]) -> str:
-    return getattr(func, "__module__", None) or ""
+def _fields(struct: Any) -> dict[str, int]:
+    return {name: getattr(struct, name) for name, _ in ffi.typeof(struct).fields}
 
 
 def _queue_stats() -> dict[str, int]:
     stats = ffi.new("ct_queue_stats *")
     lib.ct_queue_get_stats(stats)
-    return {name: getattr(stats, name) for name, _ in ffi.typeof("ct_queue_stats").fields}
+    return _fields(stats[0])
+
+
+def _settled() -> int:
+    stats = _queue_stats()
+    return stats["consumed"] + stats["dropped"]
 
 
 def _wait_for_programs() -> None:
@@ -333,6 +391,40 @@ def _wait_for_programs() -> None:
 
 OUTFEED = Outfeed()
 atexit.register(OUTFEED.shut_down)
+
+
+def configure(*, budget_bytes: int = 64 << 20, block_timeout_sec: float | None = 300.0) -> None:
+    """Sets the limits of the outfeed; what is not given gets its default.
+
+    Args:
+        budget_bytes: bytes of events that may wait for their consumers, for each device. An event that is larger passes
+            when nothing else waits.
+        block_timeout_sec: how long a program waits for room (``policy="block"``) while no event at all is consumed,
+            before it fails with an error that names the consumer; None: for ever.
+    """
+    if budget_bytes < 0 or (block_timeout_sec is not None and block_timeout_sec < 0):
+        raise ValueError(f"limits are not negative, got {budget_bytes=} and {block_timeout_sec=}")
+    lib.ct_queue_configure(budget_bytes, -1 if block_timeout_sec is None else int(block_timeout_sec * 1000))
+
+
+def stats() -> dict[str, Any]:
+    """Counters of the outfeed.
+
+    Returns:
+        ``emitted``, ``consumed`` and ``dropped`` events, ``queued_bytes`` and their ``peak_bytes``; and ``consumers``, a
+        list with an entry for each tap in a living program: ``name``, ``transforms``, ``offered`` (events of programs,
+        whether they left or not) and, by device, the same counters. Once everything has been consumed, emitted equals
+        consumed + dropped.
+
+    >>> import ceedtap as ct
+    >>> ct.id_tap(lambda x: None, 1)
+    1
+    >>> ct.barrier_wait()
+    >>> counters = ct.outfeed.stats()
+    >>> counters["emitted"] == counters["consumed"] + counters["dropped"]
+    True
+    """
+    return OUTFEED.stats()
 
 
 def barrier_wait(timeout: float | None = None) -> None:
@@ -358,7 +450,7 @@ def barrier_wait(timeout: float | None = None) -> None:
 
 
 @contextlib.contextmanager
-def outfeed_receiver(timeout_sec: float | None = 10.0) -> Iterator[Outfeed]:
+def outfeed_receiver(timeout_sec: float | None = 10.0) -> Iterator[None]:
     """A scope at whose end everything that was tapped inside has been delivered.
 
     Args:
@@ -376,7 +468,7 @@ def outfeed_receiver(timeout_sec: float | None = 10.0) -> Iterator[Outfeed]:
     2
     """
     try:
-        yield OUTFEED
+        yield
     except BaseException as error:
         try:
             OUTFEED.barrier_wait(timeout_sec)

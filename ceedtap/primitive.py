@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
-from ceedtap.outfeed import OUTFEED, Consumer, Transforms
+from ceedtap.consumer import Consumer
+from ceedtap.outfeed import OUTFEED, Binding, Transforms
 from ceedtap.protocol import ArraySpec, Header, encode_header
 
 # -- primitives ------------------------------------------------------------------------------------------------------
@@ -58,23 +59,26 @@ _effects = {False: TapEffect(), True: OrderedTapEffect()}
 # -- public functions ------------------------------------------------------------------------------------------------
 
 _MISSING = object()
-_interned: weakref.WeakValueDictionary[Any, Consumer] = weakref.WeakValueDictionary()
+_interned: weakref.WeakValueDictionary[Any, Binding] = weakref.WeakValueDictionary()
 _interned_lock = threading.Lock()
 
 
-def _consumer(*key: Any) -> Consumer:
-    """The consumer for these; the same object for the same ones, so that JAX finds programs with it in its caches."""
-    func, treedef, kwargs, keys, with_device = key
-    hashable = (func, treedef, tuple(sorted(kwargs.items())), keys, with_device)
+def _bind(func: Callable[..., Any], treedef: Any, kwargs: dict[str, Any], *options: Any) -> Binding:
+    """The binding for these; the same object for the same ones, so that JAX finds programs with it in its caches."""
+
+    def make() -> Binding:
+        return Binding(func if isinstance(func, Consumer) else Consumer(func), treedef, kwargs, *options)
+
+    key = (func, treedef, tuple(sorted(kwargs.items())), *options)
     try:
-        hash(hashable)
-    except TypeError:  # an unhashable function or keyword argument: a consumer of its own
-        return Consumer(*key)
+        hash(key)
+    except TypeError:  # an unhashable function or keyword argument: a binding of its own
+        return make()
     with _interned_lock:
-        consumer = _interned.get(hashable)
-        if consumer is None:
-            consumer = _interned[hashable] = Consumer(*key)
-    return consumer
+        binding = _interned.get(key)
+        if binding is None:
+            binding = _interned[key] = make()
+    return binding
 
 
 def _as_array(leaf: Any) -> Any:
@@ -102,7 +106,7 @@ def id_tap(
     """Calls ``func(*args, **kwargs)`` on the host with the values that `args` have when the program runs.
 
     Args:
-        func: called on the receiver thread with NumPy arrays in place of the leaves of `args` (typed JAX keys in place
+        func: a function or a :class:`ceedtap.Consumer`, called on the receiver thread with NumPy arrays in place of the leaves of `args` (typed JAX keys in place
             of keys). What it returns is not used; what it raises is raised by :func:`ceedtap.barrier_wait` or at the
             end of :func:`ceedtap.outfeed_receiver`.
         args: one or more pytrees of arrays.
@@ -149,10 +153,10 @@ def id_tap(
     is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     keys = tuple(str(jax.random.key_impl(leaf)) if k else None for leaf, k in zip(leaves, is_key, strict=True))
     arrays = [jax.random.key_data(leaf) if k else leaf for leaf, k in zip(leaves, is_key, strict=True)]
-    consumer = _consumer(func, treedef, kwargs, keys, tap_with_device)
+    binding = _bind(func, treedef, kwargs, keys, tap_with_device)
     encode_header(Header(0, _specs(arrays, keys)))  # says here, at the user's line, what no frame can hold
 
-    options = dict(consumer=consumer, transforms=(), ordered=ordered)
+    options = dict(binding=binding, transforms=(), ordered=ordered)
     if stateful:
         tap_p.bind(*arrays, derivatives=tangents, **options)
         if result is not _MISSING:
@@ -229,9 +233,9 @@ def _thaw(transforms: Any) -> Transforms:
 
 
 def _tap_lowering(
-    ctx: jax_compat.LoweringRuleContext, *operands: Any, consumer: Consumer, transforms: Any, ordered: bool, **_: Any
+    ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
 ) -> list[Any]:
-    reference = OUTFEED.route(consumer, _thaw(transforms), _specs(ctx.avals_in, consumer.keys))
+    reference = OUTFEED.route(binding, _thaw(transforms), _specs(ctx.avals_in, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it.
     jax_compat.add_keepalive(ctx, reference)
     header = np.frombuffer(reference.route.header_bytes, np.uint32)
@@ -250,12 +254,12 @@ jax_compat.register_lowering(through_p, _through_lowering)
 
 
 @tap_p.def_impl
-def _tap_impl(*args: Any, consumer: Consumer, transforms: Any, **_: Any) -> list[Any]:
+def _tap_impl(*args: Any, binding: Binding, transforms: Any, **_: Any) -> list[Any]:
     """Outside of compiled code an event goes straight to the queue: nothing to compile, nothing to cache."""
     arrays = [np.asarray(arg) for arg in args]
     devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
     device = devices.pop().id if len(devices) == 1 else -1
-    OUTFEED.emit(OUTFEED.route(consumer, _thaw(transforms), _specs(arrays, consumer.keys)), arrays, device)
+    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), _specs(arrays, binding.keys)), arrays, device)
     return []
 
 
@@ -326,9 +330,7 @@ def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any)
     return outs, [t if i else out for t, out, i in zip(tangents, out_tangents, integer, strict=True)]
 
 
-def _through_transpose(
-    cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any
-) -> list[Any]:
+def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:
     linear = [jax_compat.is_undefined_primal(arg) for arg in args]
     avals = [arg.aval if is_linear else arg for arg, is_linear in zip(args, linear, strict=True)]
     filled = list(map(_instantiate, avals, cotangents))

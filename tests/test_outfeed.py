@@ -23,6 +23,12 @@ def run_python(code, timeout=120):
     )
 
 
+@pytest.fixture(autouse=True)
+def default_limits():
+    yield
+    ct.outfeed.configure()
+
+
 def test_barrier_waits_for_a_slow_consumer():
     seen = []
 
@@ -44,25 +50,19 @@ def test_producers_wait_when_the_queue_is_full():
         seen.append(int(x[0]))
 
     f = jax.jit(lambda: jax.lax.fori_loop(0, 300, lambda i, c: (ct.id_tap(slow, jnp.full(1000, i)), c)[1], 0))
-    lib.ct_queue_set_budget(50_000)
-    try:
-        f()
-        ct.barrier_wait()
-    finally:
-        lib.ct_queue_set_budget(64 << 20)
+    ct.outfeed.configure(budget_bytes=50_000)
+    f()
+    ct.barrier_wait()
     assert seen == list(range(300))
 
 
 def test_a_payload_larger_than_the_budget_passes():
     seen = []
-    lib.ct_queue_set_budget(1000)
-    try:
-        f = jax.jit(lambda x: ct.id_tap(lambda a: seen.append(a.sum()), x))
-        for i in range(3):
-            f(jnp.full(10_000, i))
-        ct.barrier_wait()
-    finally:
-        lib.ct_queue_set_budget(64 << 20)
+    ct.outfeed.configure(budget_bytes=1000)
+    f = jax.jit(lambda x: ct.id_tap(lambda a: seen.append(a.sum()), x))
+    for i in range(3):
+        f(jnp.full(10_000, i))
+    ct.barrier_wait()
     assert seen == [0, 10_000, 20_000]
 
 
@@ -191,7 +191,7 @@ def test_consumers_die_with_their_programs():
     gc.collect()
     ct.id_tap(lambda y: None, 0)  # the receiver reaps when something comes
     ct.barrier_wait()
-    OUTFEED.drain(5)
+    OUTFEED._reap()
     assert lib.ct_registry_size(lib.ct_consumers()) <= before + 2
 
 

@@ -33,38 +33,73 @@ int ct_registry_add(ct_registry *registry, uint64_t key, void *payload); /* one 
 int ct_registry_ref(ct_registry *registry, uint64_t key);                /* 0: no such key */
 void ct_registry_unref(ct_registry *registry, uint64_t key);
 void *ct_registry_payload(ct_registry *registry, uint64_t key);
-size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, size_t max); /* removes keys without references; how many */
+/* Removes keys without references and returns how many. */
+size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, void **payloads, size_t max);
 size_t ct_registry_size(ct_registry *registry);
 
 /* -- queue.c: frames from tap handlers to the receiver thread --------------------------------------------------- */
+#define CT_MAX_DEVICES 64
+
+typedef struct ct_counts {
+  uint64_t emitted, consumed, dropped; /* events; emitted = consumed + dropped + queued */
+  uint64_t queued_bytes;
+} ct_counts;
+
+/* What becomes of the events of one consumer. The queue's lock guards all but `enabled` and `offered`. */
+typedef struct ct_consumer {
+  uint64_t id;
+  void *route; /* for Python; NULL: nobody has asked for the events */
+  char name[128];
+  int policy;       /* when the budget of a device is used up: see CT_BLOCK ... */
+  uint64_t every;   /* only every n-th event is emitted */
+  int enabled;      /* 0: nothing is emitted */
+  uint64_t offered; /* events of programs, emitted or not */
+  ct_counts counts[CT_MAX_DEVICES + 1]; /* by device; the last one is for devices that are unknown */
+} ct_consumer;
+
+#define CT_BLOCK 0       /* the program waits */
+#define CT_DROP_NEWEST 1 /* the event is dropped */
+#define CT_DROP_OLDEST 2 /* earlier events of the consumer are dropped */
+
 typedef struct ct_frame {
   struct ct_frame *next;
   uint64_t size;     /* bytes of the frame: header and arrays */
   uint64_t capacity; /* bytes that the buffer has */
   uint64_t seq;      /* 0, 1, 2, ... in the order of emission, over all devices */
-  uint64_t consumer; /* consumer id, as in the frame's header */
-  int64_t run_id;    /* of the program's execution; the same on all devices of one launch */
-  int64_t time_ns;   /* CLOCK_REALTIME at emission */
-  int32_t device;    /* local device ordinal; -1: unknown */
+  ct_consumer *consumer;
+  int64_t run_id;  /* of the program's execution; the same on all devices of one launch */
+  int64_t time_ns; /* CLOCK_REALTIME at emission */
+  int32_t device;  /* local device ordinal; -1: unknown */
 } ct_frame;
 
 typedef struct ct_queue_stats {
-  uint64_t emitted, consumed, dropped; /* frames; emitted = consumed + dropped + queued */
-  uint64_t queued_bytes, peak_bytes;
+  uint64_t emitted, consumed, dropped, queued_bytes, peak_bytes;
 } ct_queue_stats;
 
+#define CT_RESERVED 0  /* there is a frame to fill */
+#define CT_SKIPPED 1   /* the event is not wanted, or has been dropped and counted */
+#define CT_TIMED_OUT 2 /* no event has been consumed for the time-out */
+#define CT_NO_MEMORY 3
+
+ct_consumer *ct_consumer_get(uint64_t id); /* the consumer with this id, made when there is none; one reference */
+void ct_consumer_configure(ct_consumer *consumer, void *route, const char *name, int policy, uint64_t every);
+void ct_consumer_enable(ct_consumer *consumer, int enabled);
+void ct_consumer_get_counts(const ct_consumer *consumer, uint64_t *offered, ct_counts *counts);
+int ct_consumer_idle(const ct_consumer *consumer); /* whether all its events have been consumed or dropped */
+void ct_consumer_free(ct_consumer *consumer);      /* when it was reaped and is idle */
+
 unsigned char *ct_frame_bytes(ct_frame *frame);
-ct_frame *ct_queue_take(int64_t timeout_us);   /* all frames in the queue, linked, oldest first; NULL after the time-out */
+ct_frame *ct_queue_take(int64_t timeout_us, int max); /* frames, linked, oldest first; NULL after the time-out */
 void ct_queue_consumed(ct_frame *frame, int lent); /* the consumer has returned: makes room for producers, and frees the
                                                     * frame unless something still reads its bytes */
 void ct_frame_free(ct_frame *frame);               /* of a lent one */
-void ct_queue_wake(void);                      /* lets ct_queue_take return */
-uint64_t ct_queue_emitted(void);
+void ct_queue_wake(void);                          /* lets ct_queue_take return */
 void ct_queue_get_stats(ct_queue_stats *stats);
-void ct_queue_set_budget(uint64_t bytes);
-void ct_queue_close(void);                     /* later frames are dropped and counted; blocked producers go on */
-int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, int32_t device, const void *data,
-                  size_t size); /* 0: emitted; -1: no memory */
+void ct_queue_configure(uint64_t budget, int64_t timeout_ms); /* bytes for each device; -1: producers wait for ever */
+void ct_queue_close(void); /* later frames are dropped and counted; blocked producers go on */
+int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, size_t header_size, const void *data,
+                  size_t size);        /* CT_RESERVED: emitted */
+void ct_queue_busy(char *text, size_t size); /* describes what the receiver is doing */
 
 /* -- tap.c, operator.c: XLA FFI handlers, as addresses for jax.ffi ---------------------------------------------- */
 void *ct_tap_instantiate_address(void);

@@ -5,12 +5,14 @@
  * are recycled, most recently used first: a frame costs no page faults, and a large one can be lent to Python as it is.
  * Compared with a ring of bytes there is nothing to wrap around and no second path for frames larger than the ring.
  *
- * Producers that find more bytes queued than the budget wait until the receiver has consumed enough. */
+ * Each device has a budget of bytes. What happens when it is used up is the consumer's policy. */
 #define _GNU_SOURCE
 #include "ceedtap.h"
+#include "queue.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -30,24 +32,43 @@ static struct {
   pthread_cond_t ready; /* a frame has come, or somebody wants ct_queue_take to return */
   pthread_cond_t room;  /* bytes have been consumed */
   ct_frame *head, **tail;
+  ct_frame *current;  /* the oldest frame that was taken and not yet consumed */
+  pthread_t receiver; /* the thread that took last */
+  int has_receiver;
   int sleeping; /* the receiver waits on `ready` */
   int woken;    /* ct_queue_take shall return */
   int closed;
   int blocked; /* producers that wait on `room` */
-  uint64_t emitted, consumed, dropped, queued_bytes, peak_bytes, budget;
+  ct_queue_stats stats;
+  uint64_t seq; /* of the next frame */
+  uint64_t device_bytes[CT_MAX_DEVICES + 1];
+  uint64_t budget;
+  int64_t timeout_ms;
   ct_frame *pool[MAX_CLASS + 1];
   uint64_t pool_bytes;
-} queue = {.mutex = PTHREAD_MUTEX_INITIALIZER, .room = PTHREAD_COND_INITIALIZER, .budget = 64u << 20};
+} queue = {.mutex = PTHREAD_MUTEX_INITIALIZER, .budget = 64u << 20, .timeout_ms = 300000};
 
-/* `ready` is waited for by the monotonic clock, which needs an attribute and so cannot be initialised statically. */
+/* Time-outs go by the monotonic clock, which needs an attribute, so the conditions cannot be initialised statically. */
 __attribute__((constructor)) static void queue_init(void) {
   pthread_condattr_t attr;
   pthread_condattr_init(&attr);
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
   pthread_cond_init(&queue.ready, &attr);
+  pthread_cond_init(&queue.room, &attr);
   pthread_condattr_destroy(&attr);
   queue.tail = &queue.head;
 }
+
+static struct timespec from_now(int64_t us) {
+  struct timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  int64_t ns = until.tv_nsec + us % 1000000 * 1000;
+  until.tv_sec += us / 1000000 + ns / 1000000000;
+  until.tv_nsec = ns % 1000000000;
+  return until;
+}
+
+static int slot_of(int32_t device) { return device >= 0 && device < CT_MAX_DEVICES ? device : CT_MAX_DEVICES; }
 
 static int size_class(uint64_t size) {
   int c = MIN_CLASS;
@@ -94,36 +115,141 @@ void ct_frame_free(ct_frame *frame) {
   if (!kept) free(frame);
 }
 
-/* An empty frame with room for `size` bytes in the budget. NULL: closed (`*closed` is set) or no memory. */
-ct_frame *ct_queue_reserve(uint64_t size, int *closed) {
+/* -- consumers --------------------------------------------------------------------------------------------------- */
+
+void ct_consumer_configure(ct_consumer *consumer, void *route, const char *name, int policy, uint64_t every) {
   pthread_mutex_lock(&queue.mutex);
-  /* A frame larger than the budget goes alone: it waits for an empty queue. */
-  while (!queue.closed && queue.queued_bytes > 0 && queue.queued_bytes + size > queue.budget) {
+  consumer->route = route;
+  snprintf(consumer->name, sizeof consumer->name, "%s", name);
+  consumer->policy = policy;
+  __atomic_store_n(&consumer->every, every > 0 ? every : 1, __ATOMIC_RELAXED);
+  pthread_mutex_unlock(&queue.mutex);
+}
+
+void ct_consumer_enable(ct_consumer *consumer, int enabled) {
+  __atomic_store_n(&consumer->enabled, enabled, __ATOMIC_RELAXED);
+}
+
+void ct_consumer_get_counts(const ct_consumer *consumer, uint64_t *offered, ct_counts *counts) {
+  pthread_mutex_lock(&queue.mutex);
+  *offered = __atomic_load_n(&consumer->offered, __ATOMIC_RELAXED);
+  memcpy(counts, consumer->counts, sizeof consumer->counts);
+  pthread_mutex_unlock(&queue.mutex);
+}
+
+int ct_consumer_idle(const ct_consumer *consumer) {
+  int idle = 1;
+  pthread_mutex_lock(&queue.mutex);
+  for (int slot = 0; slot <= CT_MAX_DEVICES; slot++) {
+    const ct_counts *counts = &consumer->counts[slot];
+    idle &= counts->emitted == counts->consumed + counts->dropped;
+  }
+  pthread_mutex_unlock(&queue.mutex);
+  return idle;
+}
+
+void ct_consumer_free(ct_consumer *consumer) { free(consumer); }
+
+/* -- accounting; the lock is held -------------------------------------------------------------------------------- */
+
+static void add_bytes(ct_consumer *consumer, int slot, uint64_t size) {
+  consumer->counts[slot].queued_bytes += size;
+  queue.device_bytes[slot] += size;
+  queue.stats.queued_bytes += size;
+  if (queue.stats.queued_bytes > queue.stats.peak_bytes) queue.stats.peak_bytes = queue.stats.queued_bytes;
+}
+
+static void remove_bytes(ct_consumer *consumer, int slot, uint64_t size) {
+  consumer->counts[slot].queued_bytes -= size;
+  queue.device_bytes[slot] -= size;
+  queue.stats.queued_bytes -= size;
+}
+
+static void count_dropped(ct_consumer *consumer, int slot) {
+  consumer->counts[slot].dropped++;
+  queue.stats.dropped++;
+}
+
+/* Whether a frame fits into the device's budget. One that is larger than the budget goes alone. */
+static int has_room(int slot, uint64_t size) {
+  return queue.device_bytes[slot] == 0 || queue.device_bytes[slot] + size <= queue.budget;
+}
+
+/* Drops queued frames of the consumer on this device, oldest first, until there is room or none is left. */
+static void drop_oldest(ct_consumer *consumer, int slot, uint64_t size) {
+  ct_frame **link = &queue.head;
+  while (*link && !has_room(slot, size)) {
+    ct_frame *frame = *link;
+    if (frame->consumer != consumer || slot_of(frame->device) != slot) {
+      link = &frame->next;
+      continue;
+    }
+    *link = frame->next;
+    if (!*link) queue.tail = link;
+    remove_bytes(consumer, slot, frame->size);
+    count_dropped(consumer, slot);
+    if (!pool_put(frame)) free(frame);
+  }
+}
+
+/* Waits until there is room. 0: there is none, the receiver has not consumed anything for the time-out. */
+static int wait_for_room(int slot, uint64_t size) {
+  /* The receiver would wait for itself when a consumer runs a program with taps. */
+  if (queue.has_receiver && pthread_equal(pthread_self(), queue.receiver)) return 1;
+  struct timespec until = from_now(queue.timeout_ms * 1000);
+  while (!queue.closed && !has_room(slot, size)) {
+    uint64_t consumed = queue.stats.consumed;
     queue.blocked++;
-    pthread_cond_wait(&queue.room, &queue.mutex);
+    int rc = queue.timeout_ms < 0 ? pthread_cond_wait(&queue.room, &queue.mutex)
+                                  : pthread_cond_timedwait(&queue.room, &queue.mutex, &until);
     queue.blocked--;
+    if (queue.stats.consumed != consumed) until = from_now(queue.timeout_ms * 1000);
+    else if (rc == ETIMEDOUT) return 0;
   }
-  *closed = queue.closed;
-  if (queue.closed) {
-    queue.emitted++;
-    queue.dropped++;
+  return 1;
+}
+
+/* -- producers --------------------------------------------------------------------------------------------------- */
+
+int ct_queue_reserve(ct_consumer *consumer, int32_t device, uint64_t size, ct_frame **out) {
+  uint64_t offered = __atomic_fetch_add(&consumer->offered, 1, __ATOMIC_RELAXED);
+  if (!__atomic_load_n(&consumer->enabled, __ATOMIC_RELAXED)) return CT_SKIPPED;
+  uint64_t every = __atomic_load_n(&consumer->every, __ATOMIC_RELAXED);
+  if (every > 1 && offered % every) return CT_SKIPPED;
+
+  int slot = slot_of(device);
+  pthread_mutex_lock(&queue.mutex);
+  if (!queue.closed && !has_room(slot, size)) {
+    if (consumer->policy == CT_DROP_OLDEST) drop_oldest(consumer, slot, size);
+    if (consumer->policy == CT_BLOCK && !wait_for_room(slot, size)) {
+      pthread_mutex_unlock(&queue.mutex);
+      return CT_TIMED_OUT;
+    }
+  }
+  consumer->counts[slot].emitted++;
+  queue.stats.emitted++;
+  if (queue.closed || (consumer->policy != CT_BLOCK && !has_room(slot, size))) {
+    count_dropped(consumer, slot);
     pthread_mutex_unlock(&queue.mutex);
-    return NULL;
+    return CT_SKIPPED;
   }
-  queue.queued_bytes += size;
-  if (queue.queued_bytes > queue.peak_bytes) queue.peak_bytes = queue.queued_bytes;
+  add_bytes(consumer, slot, size);
   ct_frame *frame = pool_get(size);
   pthread_mutex_unlock(&queue.mutex);
   if (!frame) frame = frame_new(size);
   if (!frame) {
     pthread_mutex_lock(&queue.mutex);
-    queue.queued_bytes -= size;
+    remove_bytes(consumer, slot, size);
+    count_dropped(consumer, slot);
     if (queue.blocked) pthread_cond_broadcast(&queue.room);
     pthread_mutex_unlock(&queue.mutex);
-    return NULL;
+    return CT_NO_MEMORY;
   }
   frame->size = size;
-  return frame;
+  frame->consumer = consumer;
+  frame->device = device;
+  *out = frame;
+  return CT_RESERVED;
 }
 
 static void put_64(uint32_t *words, uint64_t value) {
@@ -142,7 +268,7 @@ void ct_queue_commit(ct_frame *frame) {
   put_64(words + 6, (uint64_t)frame->run_id);
   put_64(words + 10, (uint64_t)frame->time_ns);
   pthread_mutex_lock(&queue.mutex);
-  frame->seq = queue.emitted++;
+  frame->seq = queue.seq++;
   put_64(words + 8, frame->seq);
   *queue.tail = frame;
   queue.tail = &frame->next;
@@ -152,44 +278,71 @@ void ct_queue_commit(ct_frame *frame) {
   if (wake) pthread_cond_signal(&queue.ready);
 }
 
-static ct_frame *take_all(void) {
-  ct_frame *frames = queue.head;
-  queue.head = NULL;
-  queue.tail = &queue.head;
-  return frames;
+int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, size_t header_size, const void *data,
+                  size_t size) {
+  ct_frame *frame;
+  int outcome = ct_queue_reserve(consumer, device, header_size + size, &frame);
+  if (outcome != CT_RESERVED) return outcome;
+  memcpy(ct_frame_bytes(frame), header, header_size);
+  memcpy(ct_frame_bytes(frame) + header_size, data, size);
+  frame->run_id = 0;
+  ct_queue_commit(frame);
+  return CT_RESERVED;
 }
 
-ct_frame *ct_queue_take(int64_t timeout_us) {
+/* -- the receiver ------------------------------------------------------------------------------------------------ */
+
+/* Cuts the first `max` frames off; the lock is held. */
+static ct_frame *cut(int max) {
+  ct_frame *first = queue.head, **link = &queue.head;
+  for (int i = 0; i < max && *link; i++) link = &(*link)->next;
+  ct_frame *rest = *link;
+  *link = NULL;
+  queue.head = rest;
+  if (!rest) queue.tail = &queue.head;
+  return first == rest ? NULL : first;
+}
+
+ct_frame *ct_queue_take(int64_t timeout_us, int max) {
   pthread_mutex_lock(&queue.mutex);
+  queue.receiver = pthread_self();
+  queue.has_receiver = 1;
   if (!queue.head && !queue.woken && timeout_us > 0) {
     pthread_mutex_unlock(&queue.mutex);
     usleep(timeout_us < NAP_US ? timeout_us : NAP_US);
     pthread_mutex_lock(&queue.mutex);
   }
-  struct timespec until;
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  int64_t ns = until.tv_nsec + (timeout_us % 1000000) * 1000;
-  until.tv_sec += timeout_us / 1000000 + ns / 1000000000;
-  until.tv_nsec = ns % 1000000000;
+  struct timespec until = from_now(timeout_us);
   int rc = 0;
   while (!queue.head && !queue.woken && rc != ETIMEDOUT && timeout_us > 0) {
     queue.sleeping = 1;
     rc = pthread_cond_timedwait(&queue.ready, &queue.mutex, &until);
   }
   queue.sleeping = queue.woken = 0;
-  ct_frame *frames = take_all();
+  ct_frame *frames = cut(max);
+  queue.current = frames;
   pthread_mutex_unlock(&queue.mutex);
   return frames;
 }
 
 void ct_queue_consumed(ct_frame *frame, int lent) {
   pthread_mutex_lock(&queue.mutex);
-  queue.consumed++;
-  queue.queued_bytes -= frame->size;
+  int slot = slot_of(frame->device);
+  frame->consumer->counts[slot].consumed++;
+  queue.stats.consumed++;
+  remove_bytes(frame->consumer, slot, frame->size);
+  queue.current = frame->next;
   int wake = queue.blocked, keep = lent || pool_put(frame);
   pthread_mutex_unlock(&queue.mutex);
   if (!keep) free(frame);
   if (wake) pthread_cond_broadcast(&queue.room);
+}
+
+void ct_queue_busy(char *text, size_t size) {
+  pthread_mutex_lock(&queue.mutex);
+  if (queue.current) snprintf(text, size, "consumer %s has not returned", queue.current->consumer->name);
+  else snprintf(text, size, "no consumer is running");
+  pthread_mutex_unlock(&queue.mutex);
 }
 
 void ct_queue_wake(void) {
@@ -199,22 +352,16 @@ void ct_queue_wake(void) {
   pthread_cond_signal(&queue.ready);
 }
 
-uint64_t ct_queue_emitted(void) {
-  pthread_mutex_lock(&queue.mutex);
-  uint64_t emitted = queue.emitted;
-  pthread_mutex_unlock(&queue.mutex);
-  return emitted;
-}
-
 void ct_queue_get_stats(ct_queue_stats *stats) {
   pthread_mutex_lock(&queue.mutex);
-  *stats = (ct_queue_stats){queue.emitted, queue.consumed, queue.dropped, queue.queued_bytes, queue.peak_bytes};
+  *stats = queue.stats;
   pthread_mutex_unlock(&queue.mutex);
 }
 
-void ct_queue_set_budget(uint64_t bytes) {
+void ct_queue_configure(uint64_t budget, int64_t timeout_ms) {
   pthread_mutex_lock(&queue.mutex);
-  queue.budget = bytes;
+  queue.budget = budget;
+  queue.timeout_ms = timeout_ms;
   pthread_mutex_unlock(&queue.mutex);
   pthread_cond_broadcast(&queue.room);
 }
@@ -225,18 +372,4 @@ void ct_queue_close(void) {
   pthread_mutex_unlock(&queue.mutex);
   pthread_cond_broadcast(&queue.room);
   ct_queue_wake();
-}
-
-int ct_queue_emit(const void *header, size_t header_size, uint64_t consumer, int32_t device, const void *data,
-                  size_t size) {
-  int closed;
-  ct_frame *frame = ct_queue_reserve(header_size + size, &closed);
-  if (!frame) return closed ? 0 : -1;
-  memcpy(ct_frame_bytes(frame), header, header_size);
-  memcpy(ct_frame_bytes(frame) + header_size, data, size);
-  frame->consumer = consumer;
-  frame->run_id = 0;
-  frame->device = device;
-  ct_queue_commit(frame);
-  return 0;
 }

@@ -4,7 +4,8 @@
 
 #include "ceedtap.h"
 
-ct_frame *ct_queue_reserve(uint64_t size, int *closed);
+/* A frame to fill, or what became of the event (CT_RESERVED ...). */
+int ct_queue_reserve(ct_consumer *consumer, int32_t device, uint64_t size, ct_frame **frame);
 void ct_queue_commit(ct_frame *frame);
 
 #endif

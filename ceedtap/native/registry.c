@@ -64,6 +64,33 @@ int ct_registry_add(ct_registry *registry, uint64_t key, void *payload) {
   return 0;
 }
 
+ct_consumer *ct_consumer_get(uint64_t id) {
+  ct_consumer *fresh = calloc(1, sizeof *fresh);
+  entry *new_entry = malloc(sizeof *new_entry);
+  if (!fresh || !new_entry) {
+    free(fresh);
+    free(new_entry);
+    return NULL;
+  }
+  pthread_mutex_lock(&consumers.mutex);
+  entry **slot = find(&consumers, id);
+  if (*slot) {
+    free(fresh);
+    free(new_entry);
+    if ((*slot)->refs++ == 0) consumers.dead--;
+  } else {
+    fresh->id = id;
+    fresh->every = 1;
+    fresh->enabled = 1;
+    *new_entry = (entry){.next = NULL, .key = id, .payload = fresh, .refs = 1};
+    *slot = new_entry;
+    consumers.size++;
+  }
+  ct_consumer *consumer = (*slot)->payload;
+  pthread_mutex_unlock(&consumers.mutex);
+  return consumer;
+}
+
 int ct_registry_ref(ct_registry *registry, uint64_t key) { return change(registry, key, 1); }
 void ct_registry_unref(ct_registry *registry, uint64_t key) { change(registry, key, -1); }
 
@@ -75,7 +102,7 @@ void *ct_registry_payload(ct_registry *registry, uint64_t key) {
   return payload;
 }
 
-size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, size_t max) {
+size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, void **payloads, size_t max) {
   size_t n = 0;
   pthread_mutex_lock(&registry->mutex);
   for (size_t b = 0; b < NUM_BUCKETS && n < max && registry->dead > 0; b++) {
@@ -86,6 +113,7 @@ size_t ct_registry_reap(ct_registry *registry, uint64_t *keys, size_t max) {
         slot = &candidate->next;
         continue;
       }
+      payloads[n] = candidate->payload;
       keys[n++] = candidate->key;
       *slot = candidate->next;
       registry->size--;

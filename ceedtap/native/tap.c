@@ -4,20 +4,15 @@
 #include "queue.h"
 #include "xla_ffi.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { MAGIC_2 = 0x32544543, ALIGNMENT = 16 }; /* as in protocol.py */
 
 static size_t aligned(size_t offset) { return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-typedef struct tap_state {
-  uint64_t consumer;
-} tap_state;
-
-static void state_free(void *object) {
-  ct_registry_unref(ct_consumers(), ((tap_state *)object)->consumer);
-  free(object);
-}
+/* The state of the handler is the consumer itself; an executable holds one reference to it for each tap. */
+static void state_free(void *object) { ct_registry_unref(ct_consumers(), ((ct_consumer *)object)->id); }
 
 static XLA_FFI_TypeId type_id = {0};
 static XLA_FFI_TypeInfo type_info = {XLA_FFI_TypeInfo_STRUCT_SIZE, NULL, state_free};
@@ -30,11 +25,6 @@ static const XLA_FFI_Array *header_of(const XLA_FFI_CallFrame *frame) {
   return valid && *(const uint32_t *)header->data == MAGIC_2 ? header : NULL;
 }
 
-static uint64_t consumer_of(const XLA_FFI_Array *header) {
-  const uint32_t *words = header->data;
-  return (uint64_t)words[1] << 32 | words[2];
-}
-
 static XLA_FFI_Error *bad_header(const XLA_FFI_CallFrame *frame) {
   return ct_ffi_error(frame->api, XLA_FFI_Error_Code_INVALID_ARGUMENT,
                       "ceedtap: a tap without a header of version 2; was this program made by another ceedtap?");
@@ -44,12 +34,11 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   if (ct_ffi_metadata(frame, &type_id)) return NULL;
   const XLA_FFI_Array *header = header_of(frame);
   if (!header) return bad_header(frame);
-  tap_state *state = malloc(sizeof *state);
-  if (!state) return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: out of memory");
-  state->consumer = consumer_of(header);
-  /* A program may be loaded before anybody has asked for its taps: then the key is entered here. */
-  if (!ct_registry_ref(ct_consumers(), state->consumer)) ct_registry_add(ct_consumers(), state->consumer, NULL);
-  return ct_ffi_set_state(frame, &type_id, state);
+  const uint32_t *words = header->data;
+  /* A program may be loaded before anybody has asked for its taps: then the consumer is made here. */
+  ct_consumer *consumer = ct_consumer_get((uint64_t)words[1] << 32 | words[2]);
+  if (!consumer) return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: out of memory");
+  return ct_ffi_set_state(frame, &type_id, consumer);
 }
 
 /* Bytes of an operand in a frame, where each element takes at least one. */
@@ -68,6 +57,23 @@ static void copy(unsigned char *to, const XLA_FFI_Buffer *arg, size_t size) {
   for (size_t i = 0; i < size; i++) to[i] = from[i * bits / 8] >> (i * bits % 8) & ((1u << bits) - 1);
 }
 
+/* The device and the run are only labels: without them the data must arrive all the same. */
+static void ignore(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
+  if (!error) return;
+  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
+static XLA_FFI_Error *timed_out(const XLA_FFI_CallFrame *frame) {
+  char busy[192], text[512];
+  ct_queue_busy(busy, sizeof busy);
+  snprintf(text, sizeof text,
+           "ceedtap: a tap waited for room in the outfeed until the time-out; %s. Make the consumer faster, give it a "
+           "policy that drops events, or raise the limits with ceedtap.outfeed.configure.",
+           busy);
+  return ct_ffi_error(frame->api, XLA_FFI_Error_Code_DEADLINE_EXCEEDED, text);
+}
+
 static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   if (ct_ffi_metadata(frame, NULL)) return NULL;
   const XLA_FFI_Array *header = header_of(frame);
@@ -77,11 +83,25 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
     const XLA_FFI_Buffer *arg = frame->args.args[i];
     if (arg->dtype != XLA_FFI_DataType_TOKEN) size = aligned(size) + num_bytes(arg);
   }
-  int closed;
-  ct_frame *out = ct_queue_reserve(size, &closed);
-  if (!out && closed) return NULL; /* counted as dropped: the process is ending */
-  if (!out)
-    return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: no memory for the frame of a tap");
+  void *consumer;
+  XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &consumer);
+  if (error) return error;
+  XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
+  XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, -1};
+  ignore(frame->api, frame->api->XLA_FFI_RunId_Get(&run));
+  ignore(frame->api, frame->api->XLA_FFI_DeviceOrdinal_Get(&device));
+  ct_frame *out;
+  switch (ct_queue_reserve(consumer, device.device_ordinal, size, &out)) {
+    case CT_RESERVED:
+      break;
+    case CT_SKIPPED:
+      return NULL;
+    case CT_TIMED_OUT:
+      return timed_out(frame);
+    default:
+      return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
+                          "ceedtap: no memory for the frame of a tap");
+  }
 
   unsigned char *bytes = ct_frame_bytes(out);
   size_t end = header->size * sizeof(uint32_t);
@@ -94,17 +114,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
     end = start + num_bytes(arg);
     if (end > start) copy(bytes + start, arg, end - start);
   }
-  XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
-  XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, -1};
-  XLA_FFI_Error *error = frame->api->XLA_FFI_RunId_Get(&run);
-  if (!error) error = frame->api->XLA_FFI_DeviceOrdinal_Get(&device);
-  if (error) { /* only labels are missing: the data must arrive all the same */
-    XLA_FFI_Error_Destroy_Args destroy = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-    frame->api->XLA_FFI_Error_Destroy(&destroy);
-  }
-  out->consumer = consumer_of(header);
   out->run_id = run.run_id;
-  out->device = device.device_ordinal;
   ct_queue_commit(out);
   return NULL;
 }

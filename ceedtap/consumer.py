@@ -1,0 +1,164 @@
+"""What tapped values go to: functions, with what shall happen when they are slow or fail."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+Policy = Literal["block", "drop_newest", "drop_oldest"]
+OnError = Literal["raise", "log", "disable"]
+
+
+class Consumer:
+    """A function for :func:`ceedtap.id_tap`, with what shall happen when it is slow or fails.
+
+    Args:
+        func: gets the tapped values.
+        policy: when the events that wait for their consumers have used up the device's budget (see
+            :func:`ceedtap.outfeed.configure`): ``"block"``, the program waits; ``"drop_newest"``, the event is dropped;
+            ``"drop_oldest"``, earlier events of this consumer are dropped. Drops are counted in
+            :func:`ceedtap.outfeed.stats`.
+        every: only every n-th event leaves the program, starting with the first.
+        on_error: what becomes of an exception that `func` raises: ``"raise"``, it is kept for
+            :func:`ceedtap.barrier_wait`; ``"log"``, it goes to the logger ``ceedtap``; ``"disable"``, it is kept and
+            `func` is not called again.
+        name: in messages and statistics; by default the name of the function.
+
+    >>> import ceedtap as ct, jax
+    >>> seen = []
+    >>> rare = ct.Consumer(lambda x: seen.append(int(x)), every=3)
+    >>> with ct.outfeed_receiver():
+    ...     _ = jax.jit(lambda: jax.lax.fori_loop(0, 8, lambda i, c: ct.id_tap(rare, i, result=c), 0))()
+    >>> seen
+    [0, 3, 6]
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        *,
+        policy: Policy = "block",
+        every: int = 1,
+        on_error: OnError = "raise",
+        name: str | None = None,
+    ) -> None:
+        if not callable(func):
+            raise TypeError(f"a consumer needs a function, got {type(func).__name__}")
+        _check("policy", policy, Policy)
+        _check("on_error", on_error, OnError)
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every is a positive integer, got {every!r}")
+        self.func = func
+        self.policy: Policy = policy
+        self.every = every
+        self.on_error: OnError = on_error
+        self.name = name or getattr(func, "__qualname__", None) or type(func).__qualname__
+        self.enabled = True
+        #: Where programs have this consumer; the outfeed enters them. Each has a method `enable`.
+        self.routes: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def enable(self, enabled: bool) -> None:
+        """Lets events leave the programs, or not; at once, without compiling anything."""
+        self.enabled = enabled
+        for route in list(self.routes):
+            route.enable(enabled)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.func(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+def _check(name: str, value: object, choices: Any) -> None:
+    allowed = choices.__args__
+    if value not in allowed:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
+class Tap(Consumer):
+    """A tap with a name, to which functions are attached while programs exist or run.
+
+    A program that taps it need not be traced again when that changes. While nothing is attached, no event leaves it.
+
+    Args:
+        name: of the tap. Programs with taps of one name and the same shapes share their compiled form between processes.
+        policy, every: as for :class:`Consumer`.
+
+    >>> import ceedtap as ct, jax
+    >>> flux = ct.Tap("flux")
+    >>> f = jax.jit(lambda x: ct.id_tap(flux, 2 * x))
+    >>> _ = f(1)  # nobody listens
+    >>> with ct.outfeed_receiver(), flux.attached(print):
+    ...     _ = f(2)
+    ...     ct.barrier_wait()
+    4
+    """
+
+    def __init__(self, name: str, *, policy: Policy = "block", every: int = 1) -> None:
+        super().__init__(self._fan_out, policy=policy, every=every, name=name)
+        self._lock = threading.Lock()
+        self._attached: tuple[Consumer, ...] = ()
+        self.enabled = False
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """What is attached."""
+        return self._attached
+
+    def attach(self, func: Callable[..., Any] | Consumer) -> Consumer:
+        """Attaches a function; returns what :meth:`detach` takes. Of a :class:`Consumer`, `on_error` applies here."""
+        consumer = func if isinstance(func, Consumer) else Consumer(func)
+        with self._lock:
+            self._attached = (*self._attached, consumer)
+            self.enable(True)
+        return consumer
+
+    def detach(self, consumer: Consumer) -> None:
+        """Detaches what was attached. Events on their way do not reach it any more.
+
+        Raises:
+            ValueError: it is not attached.
+        """
+        with self._lock:
+            if consumer not in self._attached:
+                raise ValueError(f"{consumer!r} is not attached to the tap {self.name}")
+            self._attached = tuple(other for other in self._attached if other is not consumer)
+            self.enable(bool(self._attached))
+
+    @contextlib.contextmanager
+    def attached(self, func: Callable[..., Any] | Consumer) -> Iterator[Consumer]:
+        """Attaches a function for the body of a `with` statement."""
+        consumer = self.attach(func)
+        try:
+            yield consumer
+        finally:
+            self.detach(consumer)
+
+    def _fan_out(self, *args: Any, **kwargs: Any) -> None:
+        failures: list[tuple[Consumer, Exception]] = []
+        for consumer in self._attached:
+            if not consumer.enabled:
+                continue
+            try:
+                consumer(*args, **kwargs)
+            except Exception as error:
+                failures.append((consumer, error))
+        if failures:
+            raise _Failures(failures)
+
+
+class _Failures(Exception):
+    """What the consumers of a :class:`Tap` raised for one event."""
+
+    def __init__(self, failures: list[tuple[Consumer, Exception]]) -> None:
+        super().__init__(failures)
+        self.failures = failures
+
+
+def failures_of(consumer: Consumer, error: Exception) -> list[tuple[Consumer, Exception]]:
+    """The consumers that failed, with their exceptions."""
+    return error.failures if isinstance(error, _Failures) else [(consumer, error)]
