@@ -1,0 +1,7 @@
+"""``python -m ceedtap``."""
+
+import sys
+
+from ceedtap.cli import main
+
+sys.exit(main())
