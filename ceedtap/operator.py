@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from ceedtap import jax_compat
-from ceedtap.ceed import Operator
+from ceedtap.ceed import CompositeOperator, Operator
 from ceedtap.ceed_ffi import Library
 from ceedtap.native import ffi, lib
 
@@ -37,8 +36,8 @@ _alive: dict[int, Any] = {}  # by key: what the native side points to
 
 def _reap() -> None:
     """Lets go of what no program refers to any more."""
-    keys = ffi.new("uint64_t[64]")
-    while n := lib.ct_registry_reap(lib.ct_operators(), keys, 64):
+    keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
+    while n := lib.ct_registry_reap(lib.ct_operators(), keys, payloads, 64):
         for key in keys[0:n]:
             _alive.pop(key, None)
 
@@ -72,7 +71,7 @@ def _address(library: Library, pointer: Any) -> int:
 class _Handle:
     """What programs hold of an embedded operator; a parameter of the primitive, compared by identity."""
 
-    def __init__(self, op: Operator, linear: bool) -> None:
+    def __init__(self, op: Operator | CompositeOperator, linear: bool) -> None:
         library = op.ceed.library
         self.op = op
         self.lengths = op.active_lengths
@@ -118,7 +117,7 @@ class EmbeddedOperator:
         self._call = jax.jit(lambda u: apply_p.bind(u, handle=handle)[0], inline=True)
 
     @property
-    def operator(self) -> Operator:
+    def operator(self) -> Operator | CompositeOperator:
         """The libCEED operator."""
         return self._handle.op
 
@@ -132,7 +131,7 @@ class EmbeddedOperator:
         """Length of the active output L-vector."""
         return self._handle.lengths[1]
 
-    def __call__(self, u: Float[Array, " n"]) -> Float[Array, " m"]:
+    def __call__(self, u: jax.Array) -> jax.Array:
         """Applies the operator.
 
         Args:
@@ -176,7 +175,7 @@ def _checked(u: Any, handle: _Handle) -> Any:
 
 
 def _x64_hint(dtype: np.dtype) -> str:
-    if dtype == np.float64 and not jax.config.jax_enable_x64:
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
         return ", after jax.config.update('jax_enable_x64', True)"
     return ""
 
@@ -200,15 +199,25 @@ def embed(op: Any, *, linear: bool = False, symmetric: bool = False, transpose: 
         TypeError: `op` is no operator.
         ValueError: `transpose` does not fit, or is given together with `symmetric`.
 
-    A mass operator on four points, with the energy ``u' M u`` and its gradient:
+    The mass matrix of one line element [-1, 1], and the gradient of ``u' M u / 2``, which is ``M u``:
 
-    >>> import ceedtap as ct, jax, numpy as np
+    >>> import ceedtap as ct, jax, jax.numpy as jnp, numpy as np
     >>> jax.config.update("jax_enable_x64", True)
-    >>> ceed = ct.Ceed("/cpu/self/ref/serial")
-    >>> points = ceed.StridedElemRestriction(1, 4, 1, 4, np.array([1, 4, 4], dtype=np.int32))
-    >>> weights = ceed.Vector(4)
-    >>> weights.set_array(np.array([1.0, 2.0, 3.0, 4.0]))
-    >>> op = ceed.Operator(ceed.QFunctionByName("Scale"))
+    >>> ceed = ct.Ceed("/cpu/self")
+    >>> nodes = ceed.ElemRestriction(1, 2, 1, 1, 2, np.arange(2))
+    >>> points = ceed.StridedElemRestriction(1, 2, 1, 2, [1, 2, 2])
+    >>> basis = ceed.BasisTensorH1Lagrange(1, 1, 2, 2, ct.GAUSS)
+    >>> weights = ceed.Vector(2)
+    >>> weights.set_value(1.0)
+    >>> op = ceed.Operator(ceed.QFunctionByName("MassApply"))
+    >>> op.set_field("u", nodes, basis, ct.VECTOR_ACTIVE)
+    >>> op.set_field("qdata", points, ct.BASIS_NONE, weights)
+    >>> op.set_field("v", nodes, basis, ct.VECTOR_ACTIVE)
+    >>> mass = ct.embed(op, symmetric=True)
+    >>> jax.jit(mass)(jnp.ones(2)).round(12)
+    Array([1., 1.], dtype=float64)
+    >>> jax.grad(lambda u: u @ mass(u) / 2)(jnp.array([1.0, 0.0])) * 3
+    Array([2., 1.], dtype=float64)
     """
     if symmetric and transpose is not None:
         raise ValueError("a symmetric operator is its own transpose: give either symmetric=True or transpose=")
@@ -227,8 +236,8 @@ def embed(op: Any, *, linear: bool = False, symmetric: bool = False, transpose: 
     return EmbeddedOperator(handle)
 
 
-def _ready(op: Any) -> Operator:
-    op = op if isinstance(op, Operator) else Operator.wrap(op)
+def _ready(op: Any) -> Operator | CompositeOperator:
+    op = op if isinstance(op, (Operator, CompositeOperator)) else Operator.wrap(op)
     op.check()
     if 0 in op.active_lengths:
         raise ValueError(
