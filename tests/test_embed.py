@@ -228,9 +228,7 @@ def test_what_is_not_differentiable_says_how_it_could_be(line, u):
 
 
 def test_a_nonlinear_operator(line, u):
-    op = line.from_source(
-        "square", [("u", 1, ct.EVAL_INTERP), ("w", 1, ct.EVAL_NONE)], [("v", 1, ct.EVAL_INTERP)]
-    )
+    op = line.from_source("square", [("u", 1, ct.EVAL_INTERP), ("w", 1, ct.EVAL_NONE)], [("v", 1, ct.EVAL_INTERP)])
     assert np.array_equal(jax.jit(ct.embed(op))(u), bare(op, u))
 
 

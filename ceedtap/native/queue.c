@@ -27,6 +27,13 @@ enum {
 static const uint64_t POOL_BYTES = 256u << 20; /* most bytes that are kept for recycling */
 _Static_assert(sizeof(ct_frame) <= FRAME_HEAD, "the head of a frame must fit");
 
+/* The lock is held for tens of nanoseconds at a time: spinning for it is cheaper than sleeping. */
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#define QUEUE_MUTEX PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+#else
+#define QUEUE_MUTEX PTHREAD_MUTEX_INITIALIZER
+#endif
+
 static struct {
   pthread_mutex_t mutex;
   pthread_cond_t ready; /* a frame has come, or somebody wants ct_queue_take to return */
@@ -46,7 +53,7 @@ static struct {
   int64_t timeout_ms;
   ct_frame *pool[MAX_CLASS + 1];
   uint64_t pool_bytes;
-} queue = {.mutex = PTHREAD_MUTEX_INITIALIZER, .budget = 64u << 20, .timeout_ms = 300000};
+} queue = {.mutex = QUEUE_MUTEX, .budget = 64u << 20, .timeout_ms = 300000};
 
 /* Time-outs go by the monotonic clock, which needs an attribute, so the conditions cannot be initialised statically. */
 __attribute__((constructor)) static void queue_init(void) {
