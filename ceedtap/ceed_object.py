@@ -99,6 +99,13 @@ def integer(name: str, value: Any, minimum: int = 0, maximum: int = INT_MAX) -> 
     return int(value)
 
 
+def number(name: str, value: Any) -> float:
+    """`value` as a float; TypeError."""
+    if isinstance(value, (str, bytes)) or np.ndim(value):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    return float(value)
+
+
 _Enum = TypeVar("_Enum", bound=IntEnum)
 
 

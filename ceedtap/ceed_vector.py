@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, NORM_2, USE_POINTER, NormType
 from ceedtap.ceed_ffi import CeedAccessError
-from ceedtap.ceed_object import CeedObject, aligned_zeros, copy_mode, enum, host, integer, scalars
+from ceedtap.ceed_object import CeedObject, aligned_zeros, copy_mode, enum, host, integer, number, scalars
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
@@ -316,6 +316,8 @@ class Vector(CeedObject):
         if len(other) != len(self):
             raise ValueError(f"{name}: expected a vector of {len(self)} entries, got {len(other)}")
         other._check_input(f"{function}: {name}")
+        if other is self and function.startswith("axp"):
+            raise ValueError(f"{name}: the vector itself; use scale")
 
     def copy_from(self, vec_source: Vector) -> None:
         """Copies the entries of a vector of the same length."""
@@ -326,10 +328,11 @@ class Vector(CeedObject):
 
     def set_value(self, value: float) -> None:
         """Sets all entries to one value."""
+        value = number("value", value)
         with self.ceed.lock:
             self._check_output("set_value")
             self._prepare_output()
-            self._call("CeedVectorSetValue", self.pointer, float(value))
+            self._call("CeedVectorSetValue", self.pointer, value)
 
     def sync_array(self, memtype: int = MEM_HOST) -> None:
         """Brings the data to the host's memory."""
@@ -353,15 +356,20 @@ class Vector(CeedObject):
 
     def scale(self, alpha: float) -> None:
         """Multiplies all entries by `alpha`."""
-        self._update("scale", "CeedVectorScale", float(alpha))
+        self._update("scale", "CeedVectorScale", number("alpha", alpha))
 
     def axpy(self, alpha: float, x: Vector) -> None:
         """Adds ``alpha * x``; `x` is another vector of the same length."""
-        self._update("axpy", "CeedVectorAXPY", float(alpha), x)
+        self._update("axpy", "CeedVectorAXPY", number("alpha", alpha), x)
 
     def axpby(self, alpha: float, beta: float, x: Vector) -> None:
         """Replaces itself by ``alpha * x + beta * self``; `x` is another vector of the same length."""
-        self._update("axpby", "CeedVectorAXPBY", float(alpha), float(beta), x)
+        alpha, beta = number("alpha", alpha), number("beta", beta)
+        # Not CeedVectorAXPBY: that of libCEED 0.12 computes alpha * x + (1 + beta) * self.
+        with self.ceed.lock:
+            self._check_operand("x", x, "axpby")
+            self._update("axpby", "CeedVectorScale", beta)
+            self._update("axpby", "CeedVectorAXPY", alpha, x)
 
     def _update(self, name: str, function: str, *args: Any) -> None:
         with self.ceed.lock:
@@ -370,8 +378,6 @@ class Vector(CeedObject):
             for x in args:
                 if not isinstance(x, float):
                     self._check_operand("x", x, name)
-                    if x is self:
-                        raise ValueError(f"{name}: x is the vector itself; use scale")
             self._call(function, self.pointer, *(x.pointer if isinstance(x, Vector) else x for x in args))
 
     def pointwise_mult(self, x: Vector, y: Vector) -> None:

@@ -166,7 +166,7 @@ class TestInitialize:
         check_python(code, CEED_ERROR_HANDLER=handler)
 
     def test_unknown(self):
-        with pytest.raises(CeedError, match="there is no backend '/nope'.*/cpu/self/ref/serial") as info:
+        with pytest.raises(CeedError, match=r"there is no backend '/nope'.*/cpu/self/ref/serial") as info:
             Ceed("/nope")
         assert info.value.code == -1
         assert info.value.function == "CeedInit"
@@ -187,7 +187,7 @@ class TestInitialize:
         """An error inside libCEED is an exception with its text."""
         ceed = Ceed("/cpu/self")
         vector = ceed.Vector(3)
-        with pytest.raises(CeedError, match="CeedVectorSyncArray failed with code .*valid data"):
+        with pytest.raises(CeedError, match=r"CeedVectorSyncArray failed with code .*valid data"):
             ceed_ffi.call(ceed, "CeedVectorSyncArray", vector.pointer, 0)
         with pytest.raises(CeedError) as info:
             ceed_ffi.call(ceed, "CeedVectorRestoreArray", vector.pointer, ceed.library.ffi.new("CeedScalar **"))
