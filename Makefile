@@ -4,14 +4,14 @@ ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3; do if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 VENV := .venv
 else
-VENV := .venv-$(subst /,_,$(PYTHON))
+VENV := .venv-$(shell $(PYTHON) -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 endif
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml setup.py $(wildcard ceedtap/native/*.c ceedtap/native/*.h) ceedtap/native/build.py
 
-.PHONY: demo test bench lint sanitize clean
+.PHONY: demo test bench lint clean
 
 demo: $(VENV)/ready
 	$(BIN)/ceedtap demo
@@ -35,7 +35,8 @@ clean:
 extra = $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'])")
 
 $(VENV)/made:
-	@test -n "$(PYTHON)" || { echo "ceedtap needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "ceedtap needs Python 3.11 or newer, got '$(PYTHON)'; use make $(MAKECMDGOALS) PYTHON=/path/to/python3"; exit 1; }
 	@echo "-- making an environment in $(VENV)"
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
