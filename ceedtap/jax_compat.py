@@ -104,6 +104,31 @@ def emit_ffi_effect(
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
 
 
+def emit_python_effect(
+    ctx: LoweringRuleContext, callback: Callable[..., Any], operands: Sequence[Any], ordered_effect: Effect | None
+) -> None:
+    """Calls a Python function that has a side effect and no results. A partitioned program calls it for every shard."""
+    token = None if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
+    _, token, _ = mlir.emit_python_callback(
+        ctx, callback, token, list(operands), ctx.avals_in, [], has_side_effect=True, partitioned=is_partitioned(ctx)
+    )
+    if ordered_effect is not None:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
+
+
+def is_partitioned(ctx: LoweringRuleContext) -> bool:
+    """Whether XLA will split this program over devices, wholly or along some axes of the mesh.
+
+    There, XLA's partitioner refuses custom calls with side effects, except for its own Python callbacks.
+    """
+    context = ctx.module_context.axis_context
+    if isinstance(context, mlir.ShardingContext):
+        return context.num_devices > 1
+    if isinstance(context, mlir.SPMDAxisContext):
+        return bool(set(context.mesh.axis_names) - set(context.manual_axes))
+    return False
+
+
 def _capsule(address: Any) -> Any:
     return jax.ffi.pycapsule(ctypes.c_void_p(int(ffi.cast("uintptr_t", address))))
 

@@ -232,9 +232,25 @@ def _thaw(transforms: Any) -> Transforms:
     return tuple((name, dict(params)) for name, params in transforms)
 
 
+def _callback_lowering(
+    ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
+) -> list[Any]:
+    """Where there is no native handler: on other platforms than CPU, and where XLA partitions the program."""
+
+    def emit(*args: Any) -> tuple[()]:
+        # The shapes of shards are known only now, and JAX does not tell which device called.
+        _emit(list(map(np.asarray, args)), binding, transforms)
+        return ()
+
+    jax_compat.emit_python_effect(ctx, emit, operands, _effects[True] if ordered else None)
+    return []
+
+
 def _tap_lowering(
     ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
 ) -> list[Any]:
+    if jax_compat.is_partitioned(ctx):
+        return _callback_lowering(ctx, *operands, binding=binding, transforms=transforms, ordered=ordered)
     reference = OUTFEED.route(binding, _thaw(transforms), _specs(ctx.avals_in, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it.
     jax_compat.add_keepalive(ctx, reference)
@@ -243,23 +259,29 @@ def _tap_lowering(
     return []
 
 
-def _through_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, emits: bool, **params: Any) -> Any:
+def _through_lowering(
+    lower_tap: Callable[..., Any], ctx: jax_compat.LoweringRuleContext, *operands: Any, emits: bool, **params: Any
+) -> Any:
     if emits:
-        _tap_lowering(ctx, *operands, **params)
+        lower_tap(ctx, *operands, **params)
     return operands
 
 
-jax_compat.register_lowering(tap_p, _tap_lowering, platform="cpu")
-jax_compat.register_lowering(through_p, _through_lowering)
+for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
+    jax_compat.register_lowering(tap_p, _lower, platform=_platform)
+    jax_compat.register_lowering(through_p, functools.partial(_through_lowering, _lower), platform=_platform)
+
+
+def _emit(arrays: list[np.ndarray], binding: Binding, transforms: Any, device: int = -1) -> None:
+    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), _specs(arrays, binding.keys)), arrays, device)
 
 
 @tap_p.def_impl
 def _tap_impl(*args: Any, binding: Binding, transforms: Any, **_: Any) -> list[Any]:
     """Outside of compiled code an event goes straight to the queue: nothing to compile, nothing to cache."""
-    arrays = [np.asarray(arg) for arg in args]
     devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
     device = devices.pop().id if len(devices) == 1 else -1
-    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), _specs(arrays, binding.keys)), arrays, device)
+    _emit(list(map(np.asarray, args)), binding, transforms, device)
     return []
 
 
