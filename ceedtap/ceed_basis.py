@@ -88,10 +88,11 @@ class Basis(CeedObject):
         with self.ceed.lock:
             if mode is not EvalMode.WEIGHT:
                 check_vector(self, "u", u, points if transpose is TRANSPOSE else nodes)
-                check_distinct(u, v)
                 assert isinstance(u, Vector)
                 u._check_input("u")
             check_vector(self, "v", v, nodes if transpose is TRANSPOSE else points)
+            if isinstance(u, Vector):
+                check_distinct(u, v)
             v._check_output("v")
             v._prepare_output()
             source = u.pointer(self.ceed.library) if isinstance(u, Sentinel) else u.pointer

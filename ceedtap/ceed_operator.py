@@ -20,13 +20,14 @@ from ceedtap.ceed_ffi import (
     CeedError,
     CeedIncompatibleError,
     CeedIncompleteError,
+    CeedUnsupportedError,
     Library,
     load,
     lock_of,
     root_of,
 )
 from ceedtap.ceed_object import CeedObject, immediate, text
-from ceedtap.ceed_qfunction import QFunctionField, _QFunction
+from ceedtap.ceed_qfunction import QFunction, QFunctionField, _QFunction
 from ceedtap.ceed_restriction import _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -43,6 +44,9 @@ class OperatorField(NamedTuple):
     vector: Vector | Sentinel
     eval_mode: EvalMode
     is_input: bool
+
+
+_Named = list[tuple[str, Vector]]
 
 
 class _Operator(CeedObject):
@@ -77,9 +81,9 @@ class _Operator(CeedObject):
         self._call("CeedOperatorGetActiveVectorLengths", self.pointer, size, size + 1)
         return max(size[0], 0), max(size[1], 0)
 
-    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
-        """The vectors of its passive input and output fields, by id."""
-        return {}, {}
+    def _passive(self) -> tuple[_Named, _Named]:
+        """The vectors of its passive input and output fields, with names for messages."""
+        return [], []
 
     def _check_complete(self) -> None:
         """That nothing is missing; under the lock."""
@@ -141,31 +145,30 @@ class _Operator(CeedObject):
                 elif vector is not VECTOR_NONE:
                     kind = "input" if name == "u" else "output"
                     raise ValueError(f"{name}: {self!r} has no active {kind}; pass VECTOR_NONE")
-            check_distinct(u, v)
             if isinstance(u, Vector):
-                inputs = {**inputs, id(u): u}
+                inputs.append(("u", u))
             if isinstance(v, Vector):
-                for passive in (*inputs.values(), *outputs.values()):
-                    if passive is v:
-                        raise ValueError(
-                            "v: the vector is also another field of the operator; libCEED needs an output of its own"
-                        )
-                outputs = {**outputs, id(v): v}
-            for key, vector in inputs.items():
-                if key in outputs:
-                    raise ValueError(f"u: {vector!r} is also an output of the operator")
-                vector._check_input("u" if vector is u else "a passive input field")
-            for vector in outputs.values():
-                name = "v" if vector is v else "a passive output field"
-                vector._check_output(name)
-                if function == "CeedOperatorApplyAdd":
+                outputs.append(("v", v))
+            self._check_vectors(inputs, outputs)
+            if function == "CeedOperatorApplyAdd":
+                for name, vector in outputs:
                     vector._check_input(name)
-            self._run(function, [*inputs.values(), *outputs.values()], outputs, _pointer(u), _pointer(v))
+            self._run(function, inputs, outputs, _pointer(u), _pointer(v))
 
-    def _run(self, function: str, vectors: list[Vector], outputs: dict[int, Vector], *args: Any) -> None:
+    @staticmethod
+    def _check_vectors(inputs: _Named, outputs: _Named) -> None:
+        """That libCEED can read and write the vectors; under the lock."""
+        for name, vector in inputs:
+            vector._check_input(name)
+        for i, (name, vector) in enumerate(outputs):
+            vector._check_output(name)
+            for other_name, other in (*inputs, *outputs[:i]):
+                check_distinct(other, vector, f"{other_name} and {name}")
+
+    def _run(self, function: str, inputs: _Named, outputs: _Named, *args: Any) -> None:
         """Calls libCEED, and handles what a failure leaves behind; under the lock."""
         library = self.ceed.library
-        for vector in outputs.values():
+        for _, vector in outputs:
             vector._prepare_output()
         self._freeze()
         pointers = (arg.pointer(library) if isinstance(arg, Sentinel) else arg for arg in args)
@@ -173,7 +176,7 @@ class _Operator(CeedObject):
             self._call(function, self.pointer, *pointers, REQUEST_IMMEDIATE.pointer(library))
         except CeedError as error:
             self._poison = str(error)
-            for vector in vectors:
+            for _, vector in (*inputs, *outputs):
                 vector._after_failure(self._poison)
             raise
 
@@ -194,17 +197,11 @@ class _Operator(CeedObject):
                 raise ValueError(f"{self!r} has no square matrix: its active lengths are {lengths}")
             check_vector(self, "d", d, lengths[0])
             inputs, outputs = self._passive()
-            if id(d) in inputs or id(d) in outputs:
-                raise ValueError("d: the vector is also a field of the operator")
-            d._check_output("d")
-            for vector in inputs.values():
-                vector._check_input("a passive input field")
-            for vector in outputs.values():
-                vector._check_output("a passive output field")
+            outputs.append(("d", d))
+            self._check_vectors(inputs, outputs)
             if function == "CeedOperatorLinearAssembleAddDiagonal":
                 d._check_input("d")
-            written = {**outputs, id(d): d}
-            self._run(function, [*inputs.values(), *written.values()], written, d.pointer)
+            self._run(function, inputs, outputs, d.pointer)
 
 
 def _pointer(vector: Vector | Sentinel) -> Any:
@@ -330,12 +327,13 @@ class Operator(_Operator):
         """Name -> field, of those that are set; empty for a wrapped operator."""
         return dict(self._fields)
 
-    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
-        inputs: dict[int, Vector] = {}
-        outputs: dict[int, Vector] = {}
+    def _passive(self) -> tuple[_Named, _Named]:
+        inputs: _Named = []
+        outputs: _Named = []
         for field in self._fields.values():
             if isinstance(field.vector, Vector):
-                (inputs if field.is_input else outputs)[id(field.vector)] = field.vector
+                kind, vectors = ("input", inputs) if field.is_input else ("output", outputs)
+                vectors.append((f"the passive {kind} field {field.name!r}", field.vector))
         return inputs, outputs
 
     def _check_complete(self) -> None:
@@ -348,6 +346,13 @@ class Operator(_Operator):
             )
         if not fields:
             raise CeedIncompleteError(f"the QFunction of {self!r} has no fields")
+        if self.qfunction.name == "Identity" and not isinstance(self.qfunction, QFunction):
+            # Backends copy the active input to the active output then, whatever the fields' vectors are.
+            modes = {field.eval_mode for field in self._fields.values()}
+            if modes == {EvalMode.NONE} and any(field.vector is not VECTOR_ACTIVE for field in self._fields.values()):
+                raise CeedUnsupportedError(
+                    f"{self!r}: libCEED can apply an identity with EVAL_NONE only to active vectors; use a QFunction in C"
+                )
         self.qfunction._check_usable()
 
     def _freeze(self) -> None:
@@ -502,14 +507,14 @@ class CompositeOperator(_Operator):
             self._call(function, self.pointer, subop.pointer)
             self._subs.append(subop)
 
-    def _passive(self) -> tuple[dict[int, Vector], dict[int, Vector]]:
-        inputs: dict[int, Vector] = {}
-        outputs: dict[int, Vector] = {}
+    def _passive(self) -> tuple[_Named, _Named]:
+        inputs: _Named = []
+        outputs: dict[int, tuple[str, Vector]] = {}  # several may add to one
         for sub in self._subs:
             more = sub._passive()
-            inputs.update(more[0])
-            outputs.update(more[1])
-        return inputs, outputs
+            inputs += more[0]
+            outputs.update((id(vector), (name, vector)) for name, vector in more[1])
+        return inputs, list(outputs.values())
 
     def _check_complete(self) -> None:
         if not self._subs:

@@ -332,15 +332,14 @@ def _address(ceed: Ceed, f: Any) -> int:
         address: int | None = f
     elif isinstance(f, (_CFunction, ctypes.c_void_p)):
         address = ctypes.cast(f, ctypes.c_void_p).value
+    elif isinstance(f, ceed.library.ffi.CData):
+        address = int(ceed.library.ffi.cast("uintptr_t", f))
     else:
-        try:
-            address = int(ceed.library.ffi.cast("uintptr_t", f))
-        except TypeError:
-            raise TypeError(
-                f"f: expected a ctypes function, a cffi function pointer, an address or None, got {type(f).__name__}"
-            ) from None
-    if not address:
-        raise ValueError("f: a null pointer")
+        raise TypeError(
+            f"f: expected a ctypes function, a cffi function pointer, an address or None, got {type(f).__name__}"
+        )
+    if address is None or address < 4096:
+        raise ValueError(f"f: {address or 'a null pointer'} is not the address of a function")
     return address
 
 

@@ -276,11 +276,8 @@ def check_vector(owner: CeedObject, name: str, vector: Any, length: int) -> None
         raise ValueError(f"{name}: {owner!r} needs a vector of {length} entries here, got {len(vector)}")
 
 
-def check_distinct(u: Any, v: Any) -> None:
+def check_distinct(u: Vector, v: Vector, names: str = "u and v") -> None:
     """That input and output do not share memory."""
-    same = u is v
-    if isinstance(u, Vector) and isinstance(v, Vector) and not same:
-        a, b = u._access.memory, v._access.memory
-        same = a is not None and b is not None and np.may_share_memory(a, b)
-    if same:
-        raise ValueError("u and v share memory; libCEED needs an output of its own")
+    a, b = u._access.memory, v._access.memory
+    if u is v or (a is not None and b is not None and np.may_share_memory(a, b)):
+        raise ValueError(f"{names} share memory; libCEED needs an output of its own")
