@@ -6,9 +6,14 @@ Every command imports what it needs when it runs, so that ``ceedtap doctor`` sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
+import signal
+import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -28,6 +33,45 @@ def _doctor(args: argparse.Namespace) -> int:
     from ceedtap import doctor
 
     return doctor.main()
+
+
+def _install_libceed(args: argparse.Namespace) -> int:
+    from ceedtap import ceed_ffi, install
+
+    if not args.force:
+        try:
+            library = ceed_ffi.load()
+        except ImportError:
+            pass
+        else:
+            print(f"libCEED {library.version} is there already: {library.path} (from {library.origin})")
+            return 0
+    try:
+        install.install_libceed(force=args.force)
+    except install.InstallError as error:
+        print(f"ceedtap install-libceed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _cache(args: argparse.Namespace) -> int:
+    from ceedtap import ceed_ffi
+
+    directory = ceed_ffi.cache_dir()
+    print(directory)
+    for name, what in (("objects", "compiled QFunctions"), ("libceed", "downloaded libCEED")):
+        files = [path for path in (directory / name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files) / 1e6
+        line = f"  {name:<8} {what}: {len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
+        if args.action == "clear" and files and (args.all or name == "objects"):
+            try:
+                shutil.rmtree(directory / name)
+            except OSError as error:
+                print(f"ceedtap cache: {error}", file=sys.stderr)
+                return 1
+            line += ", removed"
+        print(line)
+    return 0
 
 
 def _positive_int(text: str) -> int:
@@ -76,14 +120,57 @@ def _parser() -> argparse.ArgumentParser:
         "The exit status is 1 when the main job cannot run.",
     )
     doctor.set_defaults(run=_doctor)
+
+    install = commands.add_parser(
+        "install-libceed",
+        help="download libCEED, where it is not there already",
+        description="Downloads the official wheel of libCEED with pip and keeps its library in the user's cache. "
+        "It works with every Python. Nothing is done where ceedtap finds a libCEED already.",
+    )
+    install.add_argument("--force", action="store_true", help="download it in any case")
+    install.set_defaults(run=_install_libceed)
+
+    cache = commands.add_parser(
+        "cache", help="show or clear the cache", description="Shows what is in the user's cache, or clears it."
+    )
+    cache.add_argument("action", choices=["info", "clear"])
+    cache.add_argument("--all", action="store_true", help="clear the downloaded libCEED as well")
+    cache.set_defaults(run=_cache)
     return parser
+
+
+@contextlib.contextmanager
+def _prompt_interrupts() -> Iterator[None]:
+    """Lets Ctrl-C end the process while the main thread is in compiled code, where Python cannot raise anything."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    left = threading.Event()
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    def watch() -> None:
+        while number := reading.recv(1):
+            if number[0] == signal.SIGINT and not left.wait(1.0):
+                os.write(2, b"\ninterrupted\n")
+                os._exit(130)
+
+    threading.Thread(target=watch, name="ceedtap-interrupt", daemon=True).start()
+    before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        left.set()
+        signal.set_wakeup_fd(before)
+        writing.close()  # ends the thread
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         args = _parser().parse_args(argv)
-        return int(args.run(args))
+        with _prompt_interrupts():
+            return int(args.run(args))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

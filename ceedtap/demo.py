@@ -296,7 +296,7 @@ class ProgressLine:
         encoding = getattr(stream, "encoding", None) or "ascii"
         self._full, self._empty = ("\u2588", "\u2591") if encoding.lower().startswith("utf") else ("#", ".")
         self._started = self._drawn = time.perf_counter()
-        self._next = 1.0
+        self._next = np.inf
         self._line = ""
 
     def __call__(self, k: int, residual: float) -> None:
@@ -306,10 +306,9 @@ class ProgressLine:
         self._line = self._text(k, residual, k / max(now - self._started, 1e-9))
         if self._live and (k == 0 or now - self._drawn >= 0.04):
             self._draw(now)
-        elif not self._live and (residual <= self._next or now - self._drawn >= 10):
+        elif not self._live and (residual < self._next or now - self._drawn >= 10):
             self._draw(now)
-            while residual <= self._next:
-                self._next /= 100
+            self._next = residual / 100
 
     def finish(self) -> None:
         """Draws the last state and ends the line."""
