@@ -33,6 +33,8 @@ extern CeedInt CEED_STRIDES_BACKEND[3];
 /* Ceed */
 int CeedGetVersion(int *major, int *minor, int *patch, bool *release);
 int CeedGetScalarType(int *scalar_type);
+int CeedRegisterAll(void);
+int CeedQFunctionRegisterAll(void);
 int CeedGetGitVersion(const char **git_version);
 int CeedGetBuildConfiguration(const char **build_config);
 int CeedInit(const char *resource, Ceed *ceed);

@@ -267,6 +267,10 @@ class Library:
         self._resources: tuple[str, ...] | None = None
         # Errors without a Ceed abort the process unless this is `return`; os.environ changes C's environment as well.
         os.environ["CEED_ERROR_HANDLER"] = "return"
+        # libCEED registers its backends and its gallery at first use, which two threads may come to together.
+        for function in ("CeedRegisterAll", "CeedQFunctionRegisterAll"):
+            if self.has(function):
+                getattr(self.lib, function)()
 
     def __repr__(self) -> str:
         return f"<libCEED {self.version} {self.scalar_dtype} from {self.origin}>"

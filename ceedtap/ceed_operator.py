@@ -56,6 +56,7 @@ class _Operator(CeedObject):
         self._name = ""
         self._poison = ""
         self._frozen = False
+        self._lengths: tuple[int, int] | None = None  # when they cannot change any more
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -77,9 +78,14 @@ class _Operator(CeedObject):
     @property
     def active_lengths(self) -> tuple[int, int]:
         """Lengths of the active input and output vector; 0 where there is no active field."""
-        size = self.ceed.library.ffi.new("CeedSize[2]")
-        self._call("CeedOperatorGetActiveVectorLengths", self.pointer, size, size + 1)
-        return max(size[0], 0), max(size[1], 0)
+        if self._lengths is None:
+            size = self.ceed.library.ffi.new("CeedSize[2]")
+            self._call("CeedOperatorGetActiveVectorLengths", self.pointer, size, size + 1)
+            lengths = max(size[0], 0), max(size[1], 0)
+            if not self._frozen:
+                return lengths
+            self._lengths = lengths
+        return self._lengths
 
     def _passive(self) -> tuple[_Named, _Named]:
         """The vectors of its passive input and output fields, with names for messages."""
@@ -351,7 +357,7 @@ class Operator(_Operator):
             modes = {field.eval_mode for field in self._fields.values()}
             if modes == {EvalMode.NONE} and any(field.vector is not VECTOR_ACTIVE for field in self._fields.values()):
                 raise CeedUnsupportedError(
-                    f"{self!r}: libCEED can apply an identity with EVAL_NONE only to active vectors; use a QFunction in C"
+                    f"{self!r}: libCEED applies an identity with EVAL_NONE only to active vectors; use a QFunction in C"
                 )
         self.qfunction._check_usable()
 
