@@ -25,7 +25,6 @@ ODD_RESOURCES = [
     "/gpu/hip/magma/det",
     "/gpu/sycl",
     "/cpu/self/xsmm/blocked",
-    "/cpu/self/memcheck",
     "/cpu/self/occa",
     "/cpu/self/ref/serial/more",
     "/cpu/self/re",
