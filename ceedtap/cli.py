@@ -150,10 +150,11 @@ def _prompt_interrupts() -> Iterator[None]:
     writing.setblocking(False)
 
     def watch() -> None:
-        while number := reading.recv(1):
-            if number[0] == signal.SIGINT and not left.wait(1.0):
-                os.write(2, b"\ninterrupted\n")
-                os._exit(130)
+        with reading:
+            while number := reading.recv(1):
+                if number[0] == signal.SIGINT and not left.wait(1.0):
+                    os.write(2, b"\ninterrupted\n")
+                    os._exit(130)
 
     threading.Thread(target=watch, name="ceedtap-interrupt", daemon=True).start()
     before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)

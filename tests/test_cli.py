@@ -122,7 +122,19 @@ def test_demo_into_a_file(tmp_path):
 def test_interrupt(tmp_path):
     """Ctrl-C ends the command with status 130 and without a traceback."""
     with subprocess.Popen(
-        [sys.executable, "-u", "-m", "ceedtap", "demo", "--rtol", "1e-200", "--max-iterations", "100000"],
+        [
+            sys.executable,
+            "-u",
+            "-m",
+            "ceedtap",
+            "demo",
+            "--degree",
+            "5",
+            "--rtol",
+            "1e-200",
+            "--max-iterations",
+            "100000",
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -133,7 +145,7 @@ def test_interrupt(tmp_path):
         process.send_signal(signal.SIGINT)
         sent = time.monotonic()
         _, err = process.communicate(timeout=120)
-    assert time.monotonic() - sent < 2.5  # although the program goes on for longer
+    assert time.monotonic() - sent < 10  # although the program goes on for longer
     assert process.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err
