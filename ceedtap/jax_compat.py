@@ -30,6 +30,7 @@ _ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
 _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
     "jax._src.core": ("abstract_token",),
+    "jax._src.source_info_util": ("user_frame",),
     "jax._src.ffi": ("build_ffi_lowering_function",),
 }
 
@@ -55,6 +56,7 @@ if _missing := broken():
 
 from jax._src import core as _core  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
+from jax._src import source_info_util as _source_info  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
 
 Primitive = jex_core.Primitive
@@ -127,6 +129,39 @@ def is_partitioned(ctx: LoweringRuleContext) -> bool:
     if isinstance(context, mlir.SPMDAxisContext):
         return bool(set(context.mesh.axis_names) - set(context.manual_axes))
     return False
+
+
+# -- reading jaxprs --------------------------------------------------------------------------------------------------
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a constant in the equation."""
+    return isinstance(atom, jex_core.Literal)
+
+
+def sub_jaxprs(eqn: Any) -> list[Any]:
+    """The jaxprs in the parameters of an equation."""
+    return list(jex_core.jaxprs_in_params(eqn.params))
+
+
+def user_line(eqn: Any) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that an equation comes from."""
+    frame = _source_info.user_frame(eqn.source_info.traceback)
+    return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """Numbers of constants and of carried values of a scan."""
+    params = eqn.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def concrete() -> Any:
+    """A context in which JAX computes right now, even where a function is being traced."""
+    return jax.ensure_compile_time_eval()
 
 
 def _capsule(address: Any) -> Any:

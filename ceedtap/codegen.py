@@ -1,0 +1,444 @@
+"""jaxpr -> C: the body of a function of one quadrature point.
+
+The values of a jaxpr are small arrays. They are taken apart into scalars here: an array is a NumPy array of
+:class:`Scalar`, each a constant or a C variable. So what only moves values (reshape, transpose, slice, gather with
+constant indices ...) leaves nothing behind in C, and what computes becomes a line for each element. Equal lines are
+written once, constants are folded, and lines that nothing uses are left out. The rules for the primitives are in
+``codegen_rules``, :class:`Builder` is what they write to.
+
+Arithmetic is that of JAX, rounding by rounding, except that a C compiler may contract a product and a sum (FMA), and
+that products with constant zeros in matrix products are left out, whatever the other factor is.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ceedtap import jax_compat
+
+Elements = np.ndarray  # of dtype object: Scalar, or Complex
+
+
+class TranslationError(TypeError):
+    """A function that cannot be translated to C; the message names the primitive and the user's line."""
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+_C_TYPES = {
+    "bool": "int",
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long long",
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
+    "float32": "float",
+    "float64": "double",
+}
+
+
+def c_type(dtype: np.dtype) -> str:
+    """The C type of an element; libCEED's compilers on GPUs know no <stdint.h>."""
+    try:
+        return _C_TYPES[np.dtype(dtype).name]
+    except KeyError:
+        raise TranslationError(
+            f"values of type {dtype} have no C type here; use float64, float32 or integers"
+        ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """One element of an array: a constant (`value` is set) or what the C expression `text` means."""
+
+    text: str
+    dtype: np.dtype
+    value: Any = None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.value is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Complex:
+    """One element of a complex array."""
+
+    re: Scalar
+    im: Scalar
+
+
+def constant(value: Any, dtype: Any) -> Scalar | Complex:
+    """A constant of this type."""
+    dtype = np.dtype(dtype)
+    value = np.asarray(value).astype(dtype)[()]
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        return Complex(_real_constant(value.real, part), _real_constant(value.imag, part))
+    return _real_constant(value, dtype)
+
+
+def _real_constant(value: Any, dtype: np.dtype) -> Scalar:
+    c_type(dtype)
+    return Scalar(literal(value, dtype), dtype, value)
+
+
+def literal(value: Any, dtype: np.dtype) -> str:
+    """A C literal, without the macros that GPU compilers lack."""
+    if dtype.kind == "b":
+        return str(int(value))
+    if dtype.kind == "f":
+        suffix = "f" if dtype.itemsize == 4 else ""
+        if math.isnan(value):
+            return f"(0.0{suffix} / 0.0{suffix})"
+        if math.isinf(value):
+            return f"({'-' if value < 0 else ''}1.0{suffix} / 0.0{suffix})"
+        text = repr(float(value)) if dtype.itemsize == 8 else repr(float(str(value)))
+        text = text if any(c in text for c in ".e") else text + ".0"
+        return f"({text}{suffix})" if text.startswith("-") else text + suffix
+    suffix = {"int64": "LL", "uint64": "ULL", "uint32": "U"}.get(dtype.name, "")
+    value = int(value)
+    if dtype.kind == "i" and value == np.iinfo(dtype).min:  # the literal without the sign would not fit
+        return f"({value + 1}{suffix} - 1)"
+    return f"({value}{suffix})" if value < 0 else f"{value}{suffix}"
+
+
+# -- statements ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Line:
+    """A line of C. It is needed when something needs what it sets, or by itself when it sets nothing."""
+
+    text: str
+    sets: tuple[str, ...]
+    uses: tuple[str, ...]
+    comment: str = ""
+
+
+@dataclass(eq=False)
+class Nest:
+    """Lines in braces, such as a loop. It sets variables that are declared outside of it."""
+
+    head: str
+    lines: list[Line | Nest]
+    sets: tuple[str, ...]
+    uses: tuple[str, ...]  # besides what the lines use
+    comment: str = ""
+
+
+@dataclass
+class _Scope:
+    lines: list[Line | Nest] = field(default_factory=list)
+    known: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+class Builder:
+    """What rules write to.
+
+    Args:
+        scalar: the floating-point type of the fields, float64 or float32.
+        prefix: of the names of variables.
+    """
+
+    def __init__(self, scalar: Any = np.float64, prefix: str = "t") -> None:
+        self.scalar = np.dtype(scalar)
+        self.helpers: dict[str, str] = {}  # C functions that the lines call, by name
+        self.math: set[str] = set()  # functions of <math.h> that the lines call
+        self.taps: list[Any] = []
+        self.comment = ""
+        self._prefix = prefix
+        self._count = 0
+        self._scopes = [_Scope()]
+
+    # -- lines ---------------------------------------------------------------------------------------------------
+
+    def name(self) -> str:
+        self._count += 1
+        return f"{self._prefix}{self._count}"
+
+    def _append(self, statement: Line | Nest) -> None:
+        statement.comment = self.comment
+        self._scopes[-1].lines.append(statement)
+
+    def value(self, text: str, dtype: Any, uses: Iterable[Scalar]) -> Scalar:
+        """The value of a C expression; the same variable for the same expression."""
+        dtype = np.dtype(dtype)
+        key = (c_type(dtype), text)
+        for scope in self._scopes:
+            if known := scope.known.get(key):
+                return Scalar(known, dtype)
+        name = self.name()
+        self._append(Line(f"const {key[0]} {name} = {text};", (name,), tuple(names(uses))))
+        self._scopes[-1].known[key] = name
+        return Scalar(name, dtype)
+
+    def variable(self, initial: Scalar | None, dtype: Any) -> Scalar:
+        """A variable that can be set again, with :meth:`set`."""
+        name = self.name()
+        ctype = c_type(np.dtype(dtype))
+        start = f" = {initial.text}" if initial is not None else ""
+        self._append(Line(f"{ctype} {name}{start};", (name,), tuple(names([initial] if initial else []))))
+        return Scalar(name, np.dtype(dtype))
+
+    def set(self, variable: Scalar, value: Scalar) -> None:
+        self._append(Line(f"{variable.text} = {value.text};", (variable.text,), (*names([value]), variable.text)))
+
+    def array(self, elements: Sequence[Scalar], dtype: Any) -> str:
+        """A local array with these elements, for indices that are known at run time only."""
+        dtype = np.dtype(dtype)
+        name = self.name()
+        if all(e.is_constant for e in elements):
+            text = f"const {c_type(dtype)} {name}[{len(elements)}] = {{{', '.join(e.text for e in elements)}}};"
+            self._append(Line(text, (name,), ()))
+            return name
+        self._append(Line(f"{c_type(dtype)} {name}[{max(len(elements), 1)}];", (name,), ()))
+        for i, element in enumerate(elements):
+            self._append(Line(f"{name}[{i}] = {element.text};", (name,), (*names([element]), name)))
+        return name
+
+    def empty_array(self, size: int, dtype: Any) -> str:
+        name = self.name()
+        self._append(Line(f"{c_type(np.dtype(dtype))} {name}[{max(size, 1)}];", (name,), ()))
+        return name
+
+    def store(self, array: str, index: Scalar, value: Scalar) -> None:
+        self._append(Line(f"{array}[{index.text}] = {value.text};", (array,), (*names([index, value]), array)))
+
+    def load(self, array: str, index: str, dtype: Any, uses: Iterable[Scalar] = ()) -> Scalar:
+        """An element of an array that is not set any more, in a variable."""
+        name = self.name()
+        dtype = np.dtype(dtype)
+        text = f"const {c_type(dtype)} {name} = {array}[{index}];"
+        self._append(Line(text, (name,), (*names(uses), array)))
+        return Scalar(name, dtype)
+
+    @contextmanager
+    def nest(self, head: str, uses: Iterable[Scalar] = ()) -> Iterator[None]:
+        """What is written inside goes into braces after `head`."""
+        scope = _Scope()
+        self._scopes.append(scope)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+        inside = {name for line in scope.lines for name in line.sets if isinstance(line, Line) and _declares(line)}
+        sets = tuple({name for line in scope.lines for name in line.sets} - inside)
+        self._append(Nest(head, scope.lines, sets, tuple(names(uses))))
+
+    def exit_unless(self, condition: Scalar) -> None:
+        """Leaves the innermost loop when the condition is false."""
+        self._append(Line(f"if (!{condition.text}) break;", (), tuple(names([condition]))))
+
+    # -- output --------------------------------------------------------------------------------------------------
+
+    def text(self, needed: Iterable[Scalar], indent: str) -> str:
+        """The lines that are needed for these values, as C."""
+        wanted = set(names(needed))
+        return "".join(_format(_prune(self._scopes[0].lines, wanted), indent))
+
+
+def _declares(line: Line) -> bool:
+    return line.sets != () and line.sets[0] not in line.uses
+
+
+def names(scalars: Iterable[Scalar]) -> list[str]:
+    """Variables in values; a constant has none."""
+    return [s.text for s in scalars if not s.is_constant]
+
+
+def _prune(lines: Sequence[Line | Nest], wanted: set[str]) -> list[Line | Nest]:
+    """The lines that set what is wanted; `wanted` grows by what they use."""
+    kept: list[Line | Nest] = []
+    for line in reversed(lines):
+        if line.sets and not wanted.intersection(line.sets):
+            continue
+        wanted.update(line.uses)
+        if isinstance(line, Nest):
+            # What a loop sets is used by the next turn as well, so its lines are looked at until nothing is added.
+            size = -1
+            while size != len(wanted):
+                size = len(wanted)
+                inner = _prune(line.lines, wanted)
+            kept.append(Nest(line.head, inner, line.sets, line.uses, line.comment))
+        else:
+            kept.append(line)
+    return kept[::-1]
+
+
+def _format(lines: Sequence[Line | Nest], indent: str, comment: str = "") -> Iterator[str]:
+    for line in lines:
+        if line.comment and line.comment != comment:
+            yield f"{indent}/* {line.comment} */\n"
+        comment = line.comment
+        if isinstance(line, Nest):
+            yield f"{indent}{line.head} {{\n"
+            yield from _format(line.lines, indent + "  ", comment)
+            yield f"{indent}}}\n"
+        else:
+            yield f"{indent}{line.text}\n"
+
+
+# -- jaxprs ----------------------------------------------------------------------------------------------------------
+
+Rule = Callable[..., "list[Elements]"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*primitives: str) -> Callable[[Rule], Rule]:
+    """Makes a function ``(builder, equation, *operands, **params) -> results`` the rule of these primitives."""
+
+    def register(function: Rule) -> Rule:
+        for primitive in primitives:
+            RULES[primitive] = function
+        return function
+
+    return register
+
+
+def elements(values: Any, dtype: Any) -> Elements:
+    """An array of constants."""
+    values = np.asarray(values)
+    out = np.empty(values.shape, object)
+    for index in np.ndindex(values.shape):
+        out[index] = constant(values[index], dtype)
+    return out
+
+
+def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Elements]) -> list[Elements]:
+    """Writes the equations of a jaxpr and returns its results.
+
+    Raises:
+        TranslationError: a primitive without a rule, or one that a rule refuses.
+    """
+    values: dict[Any, Elements] = {}
+
+    def read(atom: Any) -> Elements:
+        if jax_compat.is_literal(atom):
+            return elements(atom.val, atom.aval.dtype)
+        return values[atom]
+
+    for var, const in zip(jaxpr.constvars, consts, strict=True):
+        values[var] = const if _is_elements(const) else elements(np.asarray(const), var.aval.dtype)
+    for var, operand in zip(jaxpr.invars, operands, strict=True):
+        values[var] = operand
+    outer = builder.comment
+    for eqn in jaxpr.eqns:
+        builder.comment = outer or _comment(eqn)
+        name = eqn.primitive.name
+        function = RULES.get(name)
+        if function is None:
+            raise TranslationError(_cannot(eqn, "has no translation to C"))
+        try:
+            results = function(builder, eqn, *[read(atom) for atom in eqn.invars], **eqn.params)
+        except TranslationError as error:
+            raise error if " at " in str(error) else TranslationError(_cannot(eqn, str(error))) from None
+        for var, result in zip(eqn.outvars, results, strict=True):
+            values[var] = result
+    builder.comment = outer
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _is_elements(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == object
+
+
+def _cannot(eqn: Any, why: str) -> str:
+    place = jax_compat.user_line(eqn)
+    where = f" at {place[0]}:{place[1]} ({place[2]})" if place else " at an unknown line"
+    return f"the JAX primitive `{eqn.primitive.name}` {why}{where}"
+
+
+def _comment(eqn: Any) -> str:
+    place = jax_compat.user_line(eqn)
+    if place is None:
+        return ""
+    source = linecache.getline(place[0], place[1]).strip().replace("*/", "* /")
+    return source or f"line {place[1]} of {place[2]}"
+
+
+# -- functions -------------------------------------------------------------------------------------------------------
+
+
+def point_function(
+    name: str, closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, precise: bool = False
+) -> str:
+    """A QFunction's C source.
+
+    Args:
+        name: of the C function.
+        closed: a closed jaxpr whose inputs and outputs are the fields at one point.
+        inputs, outputs: names of the fields, for the C variables.
+        precise: use the functions of the scalar math library, whose loops do not vectorise.
+
+    Returns:
+        the text of a file that every backend of libCEED can compile: ``in[f][row * Q + i]`` holds element `row`, in C
+        order, of field f at point i.
+    """
+    jaxpr = closed.jaxpr
+    scalar = np.dtype(np.float64)
+    builder = Builder(scalar)
+    operands = []
+    for number, var in enumerate(jaxpr.invars):
+        operand = np.empty(var.aval.shape, object)
+        for row, index in enumerate(np.ndindex(var.aval.shape)):
+            read = builder.value(f"{inputs[number]}[{row} * Q + i]" if row else f"{inputs[number]}[i]", scalar, [])
+            operand[index] = read
+        operands.append(operand)
+    results = translate(builder, jaxpr, closed.consts, operands)
+    writes, needed = [], []
+    for number, (result, var) in enumerate(zip(results, jaxpr.outvars, strict=True)):
+        if np.dtype(var.aval.dtype).kind == "c":
+            raise TranslationError(f"output {outputs[number]} is complex; fields are real")
+        for row, element in enumerate(result.reshape(-1)):
+            at = f"{row} * Q + i" if row else "i"
+            writes.append(f"    {outputs[number]}[{at}] = {element.text};\n")
+            needed.append(element)
+    body = builder.text(needed, "    ")
+    ctype = "CeedScalar"
+    reads = "".join(
+        f"  const {ctype} *__restrict__ {field} = in[{number}];\n"
+        for number, field in enumerate(inputs)
+        if jaxpr.invars
+    )
+    targets = "".join(f"  {ctype} *__restrict__ {field} = out[{number}];\n" for number, field in enumerate(outputs))
+    helpers = "\n".join(builder.helpers.values())
+    return (
+        f"{_preamble(builder.math, precise)}{helpers}\n"
+        f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
+        f"{reads}{targets}  for (CeedInt i = 0; i < Q; i++) {{\n{body}{''.join(writes)}  }}\n  return 0;\n}}\n"
+    )
+
+
+# Functions of glibc's vector library; a loop over points with others of <math.h> in it is not vectorised.
+VECTORISED = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp", "exp2",
+    "expm1", "hypot", "log", "log1p", "pow", "sin", "sinh", "tan", "tanh",
+}  # fmt: skip
+_TWO_ARGUMENTS = {"atan2", "hypot", "pow"}
+
+
+def _preamble(functions: set[str], precise: bool) -> str:
+    text = "#pragma once\n#include <ceed/types.h>\n#ifndef CEED_RUNNING_JIT_PASS\n#include <math.h>\n"
+    vectorised = sorted(functions & VECTORISED)
+    if vectorised and not precise:
+        text += (
+            "#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)\n"
+            "#if __GLIBC_PREREQ(2, 35) /* these have vector variants there */\n"
+            '#ifdef __cplusplus\nextern "C" {\n#endif\n'
+        )
+        for function in vectorised:
+            arguments = "double, double" if function in _TWO_ARGUMENTS else "double"
+            text += f'double {function}({arguments}) __attribute__((simd("notinbranch")));\n'
+        text += "#ifdef __cplusplus\n}\n#endif\n#endif\n#endif\n"
+    return text + "#endif\n\n"
