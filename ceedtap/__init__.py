@@ -1,64 +1,31 @@
 """ceedtap: libCEED operators inside JAX programs, and taps that stream arrays out of them."""
 
-from ceedtap import mesh as mesh
-from ceedtap import outfeed as outfeed
-from ceedtap.ceed import BASIS_NONE as BASIS_NONE
-from ceedtap.ceed import COPY_VALUES as COPY_VALUES
-from ceedtap.ceed import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
-from ceedtap.ceed import EVAL_CURL as EVAL_CURL
-from ceedtap.ceed import EVAL_DIV as EVAL_DIV
-from ceedtap.ceed import EVAL_GRAD as EVAL_GRAD
-from ceedtap.ceed import EVAL_INTERP as EVAL_INTERP
-from ceedtap.ceed import EVAL_NONE as EVAL_NONE
-from ceedtap.ceed import EVAL_WEIGHT as EVAL_WEIGHT
-from ceedtap.ceed import GAUSS as GAUSS
-from ceedtap.ceed import GAUSS_LOBATTO as GAUSS_LOBATTO
-from ceedtap.ceed import HEX as HEX
-from ceedtap.ceed import LINE as LINE
-from ceedtap.ceed import MEM_DEVICE as MEM_DEVICE
-from ceedtap.ceed import MEM_HOST as MEM_HOST
-from ceedtap.ceed import NORM_1 as NORM_1
-from ceedtap.ceed import NORM_2 as NORM_2
-from ceedtap.ceed import NORM_MAX as NORM_MAX
-from ceedtap.ceed import NOTRANSPOSE as NOTRANSPOSE
-from ceedtap.ceed import PRISM as PRISM
-from ceedtap.ceed import PYRAMID as PYRAMID
-from ceedtap.ceed import QUAD as QUAD
-from ceedtap.ceed import REQUEST_IMMEDIATE as REQUEST_IMMEDIATE
-from ceedtap.ceed import STRIDES_BACKEND as STRIDES_BACKEND
-from ceedtap.ceed import TET as TET
-from ceedtap.ceed import TRANSPOSE as TRANSPOSE
-from ceedtap.ceed import TRIANGLE as TRIANGLE
-from ceedtap.ceed import USE_POINTER as USE_POINTER
-from ceedtap.ceed import VECTOR_ACTIVE as VECTOR_ACTIVE
-from ceedtap.ceed import VECTOR_NONE as VECTOR_NONE
-from ceedtap.ceed import Basis as Basis
-from ceedtap.ceed import BasisH1 as BasisH1
-from ceedtap.ceed import BasisTensorH1 as BasisTensorH1
-from ceedtap.ceed import BasisTensorH1Lagrange as BasisTensorH1Lagrange
-from ceedtap.ceed import Ceed as Ceed
-from ceedtap.ceed import CompositeOperator as CompositeOperator
-from ceedtap.ceed import ElemRestriction as ElemRestriction
-from ceedtap.ceed import IdentityQFunction as IdentityQFunction
-from ceedtap.ceed import Operator as Operator
-from ceedtap.ceed import QFunction as QFunction
-from ceedtap.ceed import QFunctionByName as QFunctionByName
-from ceedtap.ceed import QFunctionContext as QFunctionContext
-from ceedtap.ceed import StridedElemRestriction as StridedElemRestriction
-from ceedtap.ceed import Vector as Vector
-from ceedtap.ceed_ffi import CeedError as CeedError
-from ceedtap.ceed_ffi import LibCEEDNotFound as LibCEEDNotFound
-from ceedtap.consumer import Consumer as Consumer
-from ceedtap.consumer import Tap as Tap
-from ceedtap.mesh import MeshError as MeshError
-from ceedtap.operator import EmbeddedOperator as EmbeddedOperator
-from ceedtap.operator import embed as embed
-from ceedtap.outfeed import CallbackException as CallbackException
-from ceedtap.outfeed import barrier_wait as barrier_wait
-from ceedtap.outfeed import outfeed_receiver as outfeed_receiver
-from ceedtap.primitive import id_print as id_print
-from ceedtap.primitive import id_tap as id_tap
-from ceedtap.space import Space as Space
-from ceedtap.toolchain import CompileError as CompileError
+import importlib
+import re
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
+
+# The public names are listed in __init__.pyi, for type checkers and for this: a name is imported when it is first used.
+# So `ceedtap doctor` starts where JAX, libCEED or the native part is broken.
+_HOME = {
+    name: (module, original)
+    for module, original, name in re.findall(
+        r"^from (\S+) import (\w+) as (\w+)$", Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"), re.M
+    )
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ceedtap' has no attribute {name!r}")
+    module, original = _HOME[name]
+    if module == __name__:
+        return importlib.import_module(f"{__name__}.{original}")
+    value = globals()[name] = getattr(importlib.import_module(module), original)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})
