@@ -54,6 +54,7 @@ class Vector(CeedObject):
         self._length = integer("size", size, 0, 2**60)
         self._access = access = _Access()
         self._shared = False  # the memory is the user's
+        self._elsewhere: Any = None  # what libCEED has lent for writing, where that is not the vector's memory
         self._stuck = ""  # why libCEED has it locked for good
         ffi, lib = ceed.library.ffi, ceed.library.lib
 
@@ -128,7 +129,7 @@ class Vector(CeedObject):
         ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
         array = ffi.new("CeedScalar **")
         for _ in range(100):
-            if not lib.CeedVectorGetArrayWrite(self.pointer, MEM_HOST, array):
+            if not lib.CeedVectorGetArray(self.pointer, MEM_HOST, array):
                 lib.CeedVectorRestoreArray(self.pointer, array)
                 break
             if lib.CeedVectorRestoreArrayRead(self.pointer, array) and lib.CeedVectorRestoreArray(self.pointer, array):
@@ -146,7 +147,8 @@ class Vector(CeedObject):
                 numbers are converted, arrays of another type are not.
             memtype: MEM_HOST.
             cmode: COPY_VALUES, or USE_POINTER to share memory with the array from now on. That array must be contiguous
-                and writable; it is kept alive. Tell libCEED by another `set_array` when you change it elsewhere.
+                and writable; it is kept alive. Call `set_array` again when you have changed it, and `sync_array` before
+                you read it.
 
         Raises:
             TypeError: another element type, for example float32 in a double precision libCEED.
@@ -229,11 +231,24 @@ class Vector(CeedObject):
             return self._lend("CeedVectorGetArrayWrite")
 
     def _lend(self, function: str) -> np.ndarray:
-        self._call(function, self.pointer, MEM_HOST, self.ceed.library.ffi.new("CeedScalar **"))
-        assert self._access.memory is not None
-        view = self._access.memory[:]
-        self._access.writer = view
-        return view
+        lent = self.ceed.library.ffi.new("CeedScalar **")
+        self._call(function, self.pointer, MEM_HOST, lent)
+        memory = self._access.memory
+        assert memory is not None
+        self._elsewhere = None
+        if self._address(lent[0]) != memory.ctypes.data:
+            # The memcheck backends lend memory that they free afterwards; here it is copied from and, in the end, to.
+            self._elsewhere = lent[0]
+            memory[:] = self._at(lent[0])
+        self._access.writer = memory[:]
+        return self._access.writer
+
+    def _address(self, pointer: Any) -> int:
+        return int(self.ceed.library.ffi.cast("uintptr_t", pointer))
+
+    def _at(self, pointer: Any) -> np.ndarray:
+        dtype, ffi = self.ceed.library.scalar_dtype, self.ceed.library.ffi
+        return np.asarray(ffi.buffer(ffi.cast("char *", pointer), self._length * dtype.itemsize)).view(dtype)
 
     def get_array_read(self, memtype: int = MEM_HOST) -> np.ndarray:
         """The data, shape (size,), read-only; the vector cannot be written to until :meth:`restore_array_read`.
@@ -246,13 +261,15 @@ class Vector(CeedObject):
         host(memtype)
         with self.ceed.lock:
             self._check_input("get_array_read")
-            self._call(
-                "CeedVectorGetArrayRead", self.pointer, MEM_HOST, self.ceed.library.ffi.new("const CeedScalar **")
-            )
+            lent = self.ceed.library.ffi.new("const CeedScalar **")
+            self._call("CeedVectorGetArrayRead", self.pointer, MEM_HOST, lent)
             self._access.readers += 1
-            assert self._access.memory is not None
+            memory = self._access.memory
+            assert memory is not None
+            if self._address(lent[0]) != memory.ctypes.data:  # see _lend
+                memory = self._at(lent[0]).copy()
             # Through a read-only buffer: numpy lets nobody make this array writable.
-            return np.asarray(memoryview(self._access.memory.data).toreadonly())
+            return np.asarray(memoryview(memory.data).toreadonly())
 
     def restore_array(self) -> None:
         """Gives back the array for writing, which is read-only from now on.
@@ -264,6 +281,8 @@ class Vector(CeedObject):
             if self._access.writer is None:
                 raise CeedAccessError(f"restore_array: no array for writing of {self!r} is out")
             self._access.writer.flags.writeable = False
+            if self._elsewhere is not None:
+                self._at(self._elsewhere)[:] = self._access.writer
             self._call("CeedVectorRestoreArray", self.pointer, self.ceed.library.ffi.new("CeedScalar **"))
             self._access.writer = None
 
@@ -323,8 +342,9 @@ class Vector(CeedObject):
         """Copies the entries of a vector of the same length."""
         with self.ceed.lock:
             self._check_operand("vec_source", vec_source, "copy_from")
-            assert vec_source._access.memory is not None
-            self.set_array(vec_source._access.memory)
+            if vec_source is not self:
+                with vec_source.array_read() as values:
+                    self.set_array(values)
 
     def set_value(self, value: float) -> None:
         """Sets all entries to one value."""
@@ -378,7 +398,21 @@ class Vector(CeedObject):
             for x in args:
                 if not isinstance(x, float):
                     self._check_operand("x", x, name)
-            self._call(function, self.pointer, *(x.pointer if isinstance(x, Vector) else x for x in args))
+            self._compute(function, *(x.pointer if isinstance(x, Vector) else x for x in args))
+
+    def _compute(self, function: str, *args: Any) -> None:
+        """Has libCEED change the data, and operators see it.
+
+        Backends with a function of their own for it (those on GPUs, memcheck) do not move the state, and an operator
+        would go on with what it has cached. Lending the array moves it, and copies nothing where the backend computes.
+        """
+        state = self.state
+        self._call(function, self.pointer, *args)
+        if self.state == state:
+            ffi = self.ceed.library.ffi
+            array = ffi.new("CeedScalar **")
+            self._call("CeedVectorGetArray", self.pointer, self.ceed.get_preferred_memtype(), array)
+            self._call("CeedVectorRestoreArray", self.pointer, array)
 
     def pointwise_mult(self, x: Vector, y: Vector) -> None:
         """Replaces itself by the entry-wise product of two vectors, which may be itself."""
@@ -387,4 +421,4 @@ class Vector(CeedObject):
             self._check_operand("x", x, "pointwise_mult")
             self._check_operand("y", y, "pointwise_mult")
             self._prepare_output()
-            self._call("CeedVectorPointwiseMult", self.pointer, x.pointer, y.pointer)
+            self._compute("CeedVectorPointwiseMult", x.pointer, y.pointer)

@@ -175,7 +175,18 @@ class TestViews:
         states.append(vector.state)
         vector.set_value(2)
         states.append(vector.state)
+        for change in (
+            lambda: vector.scale(2),
+            vector.reciprocal,
+            lambda: vector.axpy(1, vector_of(ceed, [1.0, 2.0])),
+            lambda: vector.axpby(1, 2, vector_of(ceed, [1.0, 2.0])),
+            lambda: vector.pointwise_mult(vector, vector),
+            lambda: vector.copy_from(vector_of(ceed, [1.0, 2.0])),
+        ):
+            change()
+            states.append(vector.state)
         assert states == sorted(set(states))
+        assert len(states) == 10
 
     def test_read_only(self, ceed):
         vector = vector_of(ceed, [1.0, 2.0])
