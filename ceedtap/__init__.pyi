@@ -50,12 +50,15 @@ from ceedtap.ceed_ffi import CeedError as CeedError
 from ceedtap.ceed_ffi import LibCEEDNotFound as LibCEEDNotFound
 from ceedtap.consumer import Consumer as Consumer
 from ceedtap.consumer import Tap as Tap
+from ceedtap.fields import quadrature as quadrature
 from ceedtap.mesh import MeshError as MeshError
-from ceedtap.operator import EmbeddedOperator as EmbeddedOperator
-from ceedtap.operator import embed as embed
+from ceedtap.operators import EmbeddedOperator as EmbeddedOperator
+from ceedtap.operators import embed as embed
 from ceedtap.outfeed import CallbackException as CallbackException
 from ceedtap.outfeed import barrier_wait as barrier_wait
 from ceedtap.outfeed import outfeed_receiver as outfeed_receiver
+from ceedtap.point_operator import PointOperator as PointOperator
+from ceedtap.point_operator import operator as operator
 from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
 from ceedtap.space import Space as Space

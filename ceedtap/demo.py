@@ -23,7 +23,7 @@ from ceedtap import lattice
 from ceedtap.ceed import BASIS_NONE, ELEMRESTRICTION_NONE, VECTOR_ACTIVE, VECTOR_NONE, Ceed, Operator
 from ceedtap.ceed_ffi import CeedError
 from ceedtap.mesh import Mesh, MeshError, box, gradients, read
-from ceedtap.operator import embed
+from ceedtap.operators import embed
 from ceedtap.outfeed import outfeed_receiver
 from ceedtap.primitive import id_tap
 from ceedtap.space import Space

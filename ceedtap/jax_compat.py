@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, mlir, partial_eval, xla
 
 from ceedtap.native import ffi, lib
 
@@ -71,6 +71,7 @@ Zero = ad.Zero
 instantiate_zeros = ad.instantiate_zeros
 is_undefined_primal = ad.is_undefined_primal
 apply_primitive = xla.apply_primitive
+dce_rules = partial_eval.dce_rules
 
 
 def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:
@@ -148,6 +149,30 @@ def user_line(eqn: Any) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that an equation comes from."""
     frame = _source_info.user_frame(eqn.source_info.traceback)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
+
+
+def jaxpr_function(closed: Any) -> Callable[..., list[Any]]:
+    """A closed jaxpr as a function."""
+    function: Callable[..., list[Any]] = jex_core.jaxpr_as_fun(closed)
+    return function
+
+
+def without_dead_code(closed: Any) -> Any:
+    """The closed jaxpr without equations that its outputs do not need; it keeps all inputs."""
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return jex_core.ClosedJaxpr(jaxpr, closed.consts)
+
+
+def used_inputs(closed: Any) -> list[bool]:
+    """Which inputs the outputs of a closed jaxpr depend on."""
+    _, used = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return list(used)
+
+
+def with_outputs(eqn: Any, used: Sequence[bool], params: dict[str, Any]) -> Any:
+    """An equation with some of its outputs only, and other parameters."""
+    outvars = [var for var, wanted in zip(eqn.outvars, used, strict=True) if wanted]
+    return eqn.replace(outvars=outvars, params={**eqn.params, **params})
 
 
 def scan_counts(eqn: Any) -> tuple[int, int]:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import lattice
-from .ceed import GAUSS, Basis, Ceed, ElemRestriction, StridedElemRestriction
+from .ceed import GAUSS, Basis, Ceed, ElemRestriction, EvalMode, StridedElemRestriction
+from .fields import Field
 from .lattice import FloatArray, IntArray
 from .mesh import Mesh
 
@@ -120,6 +121,21 @@ class Space:
         return self.ceed.BasisTensorH1Lagrange(
             self.mesh.dim, self.components, self.degree + 1, self.quadrature, self.qmode
         )
+
+    @property
+    def value(self) -> Field:
+        """Values at a quadrature point: of shape () for one component, else (components,)."""
+        return Field(self, EvalMode.INTERP, self.shape[1:])
+
+    @property
+    def grad(self) -> Field:
+        """Derivatives with respect to the reference coordinates: (dim,) for one component, else (dim, components)."""
+        return Field(self, EvalMode.GRAD, (self.mesh.dim, *self.shape[1:]))
+
+    @property
+    def weight(self) -> Field:
+        """The weight of the quadrature point on the reference element."""
+        return Field(self, EvalMode.WEIGHT, ())
 
     def quadrature_restriction(self, components: int = 1) -> StridedElemRestriction:
         """A strided restriction for data at the quadrature points.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ceedtap as ct
-from ceedtap import operator as operator_module
+from ceedtap import apply
 from ceedtap.native import lib
 
 BACKENDS = [f"/cpu/self/{kind}/{block}" for kind in ("ref", "opt", "avx") for block in ("serial", "blocked")]
@@ -235,7 +235,7 @@ def test_a_nonlinear_operator(line, u):
 @pytest.mark.parametrize("how", [jax.jit, lambda f: f], ids=["jit", "eager"])
 def test_bad_inputs(line, how):
     f = how(ct.embed(line.mass()))
-    with pytest.raises(TypeError, match=r"float64 here, the input of the operator is float32.*astype"):
+    with pytest.raises(TypeError, match=r"float64 here, the operator's input is float32.*astype"):
         f(jnp.zeros(line.n, jnp.float32))
     with pytest.raises(TypeError, match="int64"):
         f(jnp.zeros(line.n, int))
@@ -346,7 +346,7 @@ def collect():
     jax.clear_caches()
     for _ in range(3):
         gc.collect()
-    operator_module._reap()
+    apply.reap()
 
 
 def test_operators_die_with_their_programs(u):

@@ -129,8 +129,9 @@ typedef struct ct_operator {
   void *ceed, *op;
   void *active_in, *active_out; /* arguments of CeedOperatorApply */
   int num_in, num_out;
-  void **vectors;   /* num_in inputs, then num_out outputs */
-  int64_t *lengths; /* of the vectors */
+  void **vectors;   /* num_in inputs, then num_out outputs; NULL for an input that goes into a context */
+  void **contexts;  /* where such an input is copied to */
+  int64_t *lengths; /* of inputs and outputs */
   int poisoned;     /* libCEED left the operator locked: it must not be called again */
   char error[1280]; /* text of the failure that poisoned it */
 } ct_operator;

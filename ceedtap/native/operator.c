@@ -61,7 +61,7 @@ static XLA_FFI_Error *failed(const XLA_FFI_CallFrame *frame, ct_operator *op, co
 static void take_back(ct_operator *op, int n) {
   for (int i = 0; i < n; i++) {
     void *array;
-    op->api->vector_take_array(op->vectors[i], MEM_HOST, &array);
+    if (op->vectors[i]) op->api->vector_take_array(op->vectors[i], MEM_HOST, &array);
   }
 }
 
@@ -71,7 +71,9 @@ static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t a
     const XLA_FFI_Buffer *buffer = i < op->num_in ? frame->args.args[i] : frame->rets.rets[i - op->num_in];
     int shared = ct_ffi_num_elements(buffer) == op->lengths[i]; /* one L-vector for all applications */
     size_t offset = shared ? 0 : (size_t)application * (size_t)op->lengths[i] * (size_t)op->api->scalar_size;
-    rc = op->api->vector_set_array(op->vectors[i], MEM_HOST, USE_POINTER, (char *)buffer->data + offset);
+    char *data = (char *)buffer->data + offset;
+    if (op->vectors[i]) rc = op->api->vector_set_array(op->vectors[i], MEM_HOST, USE_POINTER, data);
+    else memcpy(op->contexts[i], data, (size_t)op->lengths[i] * (size_t)op->api->scalar_size);
   }
   if (rc) {
     XLA_FFI_Error *error = failed(frame, op, "CeedVectorSetArray", rc);

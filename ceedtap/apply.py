@@ -1,0 +1,304 @@
+"""The primitive that applies libCEED operators in compiled programs, and its rules.
+
+A compiled program calls the native handler, which points the operator's vectors at XLA's buffers, applies it, and takes
+the buffers back. It refers to the operator by a key. The objects behind a key live until Python and every program that
+was compiled with it have let go of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import secrets
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ceedtap import jax_compat
+from ceedtap.ceed import CompositeOperator, Operator, Vector
+from ceedtap.ceed_ffi import Library
+from ceedtap.native import ffi, lib
+
+Mask = tuple[bool, ...]
+
+# -- primitive -------------------------------------------------------------------------------------------------------
+
+apply_p = jax_compat.Primitive("ceed_operator_apply")
+apply_p.multiple_results = True
+
+# -- what programs hold ----------------------------------------------------------------------------------------------
+
+# Keys start at a random place, so that a program from another process does not find an operator of this one by chance.
+_keys = itertools.count(secrets.randbits(63))
+_alive: dict[int, Any] = {}  # by key: what the native side points to
+
+
+def reap() -> None:
+    """Lets go of what no program refers to any more."""
+    keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
+    while n := lib.ct_registry_reap(lib.ct_operators(), keys, payloads, 64):
+        for key in keys[0:n]:
+            _alive.pop(key, None)
+
+
+def _release(key: int) -> None:
+    lib.ct_registry_unref(lib.ct_operators(), key)
+    reap()
+
+
+@functools.cache
+def _native_api(library: Library) -> Any:
+    api = ffi.new("ct_ceed_api *")
+    for field, symbol in {
+        "vector_set_array": "CeedVectorSetArray",
+        "vector_take_array": "CeedVectorTakeArray",
+        "operator_apply": "CeedOperatorApply",
+        "get_error_message": "CeedGetErrorMessage",
+        "reset_error_message": "CeedResetErrorMessage",
+    }.items():
+        ctype = next(member.type for name, member in ffi.typeof("ct_ceed_api").fields if name == field)
+        setattr(api, field, ffi.cast(ctype, library.address(symbol)))
+    api.request_immediate = ffi.cast("void **", _address(library, library.lib.CEED_REQUEST_IMMEDIATE))
+    api.scalar_size = library.scalar_dtype.itemsize
+    return api
+
+
+def _address(library: Library, pointer: Any) -> int:
+    return int(library.ffi.cast("uintptr_t", pointer))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The libCEED side of an application.
+
+    Attributes:
+        op: the operator.
+        inputs: for each input, the vector that is pointed at it, or the part of a context that it is copied to.
+        outputs: the vectors that are pointed at the outputs.
+        active: the active input and output vector; None: CEED_VECTOR_NONE.
+    """
+
+    op: Operator | CompositeOperator
+    inputs: Sequence[Vector | np.ndarray]
+    outputs: Sequence[Vector]
+    active: tuple[Vector | None, Vector | None]
+
+
+class Application:
+    """What programs hold of an operator; a parameter of the primitive, compared by identity.
+
+    Attributes:
+        name: for messages.
+        in_shapes, out_shapes: of the arrays in a program, batches apart.
+        linear: numbers of the inputs in which, all together, the operator is linear.
+        dtype: of all arrays.
+    """
+
+    name: str
+    in_shapes: tuple[tuple[int, ...], ...]
+    out_shapes: tuple[tuple[int, ...], ...]
+    linear: frozenset[int]
+    dtype: np.dtype
+
+    def connect(self) -> Connection:
+        """Makes the libCEED side; called once, when a program is lowered."""
+        raise NotImplementedError
+
+    def evaluate(self, *inputs: Any) -> list[Any] | None:
+        """The same in plain JAX, where libCEED cannot be used; None: there is no such thing."""
+        return None
+
+    def jvp(self, mask: Mask) -> tuple[Application, Mask]:
+        """The derivative: of the inputs and one tangent for each input of the mask. The second mask says which of all
+        those it takes."""
+        raise TypeError(f"the derivative of {self!r} is not known")
+
+    def transpose(self, mask: Mask) -> tuple[Application, Mask]:
+        """The transpose: of the inputs in which the operator is not linear and a cotangent for each output. The second
+        mask says which of those it takes."""
+        raise TypeError(f"the transpose of {self!r} is not known")
+
+    def select(self, mask: Mask) -> Application | None:
+        """The operator with some of its outputs only; None where that is not possible."""
+        return None
+
+    def __repr__(self) -> str:
+        shapes = " -> ".join(", ".join(map(str, side)) for side in (self.in_shapes, self.out_shapes))
+        return f"<{self.name or 'operator'} {shapes}>"
+
+    @functools.cached_property
+    def key(self) -> int:
+        """The key that programs refer to the operator by."""
+        connection = self.connect()
+        ceed = connection.op.ceed
+
+        def pointer(value: Any) -> Any:
+            return ffi.cast("void *", _address(ceed.library, value))
+
+        ends = (*connection.inputs, *connection.outputs)
+        vectors = [pointer(end.pointer) if isinstance(end, Vector) else ffi.NULL for end in ends]
+        contexts = [ffi.NULL if isinstance(end, Vector) else ffi.cast("void *", end.ctypes.data) for end in ends]
+        entry = ffi.new("ct_operator *")
+        kept = (
+            ffi.new("void *[]", vectors or 1),
+            ffi.new("void *[]", contexts or 1),
+            ffi.new("int64_t[]", [math.prod(shape) for shape in (*self.in_shapes, *self.out_shapes)] or 1),
+        )
+        entry.vectors, entry.contexts, entry.lengths = kept
+        entry.api = _native_api(ceed.library)
+        entry.lock = ceed.lock.pointer
+        entry.ceed = pointer(ceed.pointer)
+        entry.op = pointer(connection.op.pointer)
+        none = ceed.library.lib.CEED_VECTOR_NONE
+        entry.active_in, entry.active_out = (pointer(none if v is None else v.pointer) for v in connection.active)
+        entry.num_in, entry.num_out = len(connection.inputs), len(connection.outputs)
+        reap()
+        key = next(_keys) % 2**64
+        _alive[key] = (connection, kept, entry)
+        if lib.ct_registry_add(lib.ct_operators(), key, entry):
+            del _alive[key]
+            raise MemoryError("ceedtap: no memory for an embedded operator")
+        weakref.finalize(self, _release, key).atexit = False
+        return key
+
+
+# -- lowering and evaluation -----------------------------------------------------------------------------------------
+
+_lower = jax_compat.lower_ffi("ceedtap_operator")
+
+
+def _lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, op: Application) -> Any:
+    # Until XLA has instantiated the call; from then on the executable holds the key itself.
+    jax_compat.add_keepalive(ctx, op)
+    return _lower(ctx, *operands, operator=np.uint64(op.key)).results
+
+
+jax_compat.register_lowering(apply_p, _lowering, platform="cpu")
+apply_p.def_impl(functools.partial(jax_compat.apply_primitive, apply_p))
+
+# -- abstract evaluation ---------------------------------------------------------------------------------------------
+
+
+def _batch_shape(op: Application, avals: Sequence[Any]) -> tuple[int, ...]:
+    """The leading axes that batching has added; inputs without them serve all lanes."""
+    return max(
+        (a.shape[: len(a.shape) - len(s)] for a, s in zip(avals, op.in_shapes, strict=True)), key=len, default=()
+    )
+
+
+@apply_p.def_abstract_eval
+def _abstract_eval(*avals: Any, op: Application) -> list[Any]:
+    batch = _batch_shape(op, avals)
+    return [jax_compat.AbstractValue((*batch, *shape), op.dtype) for shape in op.out_shapes]
+
+
+# -- batching --------------------------------------------------------------------------------------------------------
+
+
+def _batching(args: Any, dims: Any, *, op: Application) -> tuple[list[Any], list[int]]:
+    """The batch goes in front; the handler runs over everything before the axes that the operator knows."""
+    size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
+    moved = [a if d is None else jnp.moveaxis(a, d, 0) for a, d in zip(args, dims, strict=True)]
+    # What batch shape there was before; an input that has a part of the batch must get all of it.
+    before = max(
+        (a.shape[(d is not None) : a.ndim - len(s)] for a, d, s in zip(moved, dims, op.in_shapes, strict=True)), key=len
+    )
+    full = []
+    for a, d, shape in zip(moved, dims, op.in_shapes, strict=True):
+        if d is None and a.ndim == len(shape):
+            full.append(a)
+            continue
+        a = a if d is not None else a[None]
+        a = a.reshape(a.shape[0], *(a.shape[1 : a.ndim - len(shape)] or (1,) * len(before)), *shape)
+        full.append(jnp.broadcast_to(a, (size, *before, *shape)))
+    return apply_p.bind(*full, op=op), [0] * len(op.out_shapes)
+
+
+jax_compat.primitive_batchers[apply_p] = _batching
+
+# -- derivatives -----------------------------------------------------------------------------------------------------
+
+
+def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], list[Any]]:
+    outs = apply_p.bind(*primals, op=op)
+    mask = tuple(type(t) is not jax_compat.Zero for t in tangents)
+    if all(i in op.linear for i, moved in enumerate(mask) if moved):
+        directions = [
+            (t if moved else jnp.zeros_like(p)) if i in op.linear else p
+            for i, (p, t, moved) in enumerate(zip(primals, tangents, mask, strict=True))
+        ]
+        return outs, apply_p.bind(*directions, op=op)
+    derivative, takes = op.jvp(mask)
+    everything = [*primals, *(t for t, moved in zip(tangents, mask, strict=True) if moved)]
+    return outs, apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative)
+
+
+jax_compat.primitive_jvps[apply_p] = _jvp
+
+
+def _transpose(cotangents: Any, *args: Any, op: Application) -> list[Any]:
+    mask = tuple(map(jax_compat.is_undefined_primal, args))
+    transposed, takes = op.transpose(mask)
+    known = [arg for i, arg in enumerate(args) if i not in op.linear]
+    everything = [*known, *map(jax_compat.instantiate_zeros, cotangents)]
+    outs = iter(apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=transposed))
+    results: list[Any] = []
+    for arg, linear in zip(args, mask, strict=True):
+        if not linear:
+            results.append(None)
+            continue
+        out = next(outs)
+        # An input that served all lanes of a batch gets the sum of their cotangents.
+        extra = out.ndim - len(arg.aval.shape)
+        results.append(out.sum(tuple(range(extra))) if extra else out)
+    return results
+
+
+jax_compat.primitive_transposes[apply_p] = _transpose
+
+# -- dead code -------------------------------------------------------------------------------------------------------
+
+
+def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
+    """Outputs that nobody uses are not computed."""
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    op = None if all(used) else eqn.params["op"].select(tuple(used))
+    if op is None:
+        return [True] * len(eqn.invars), eqn
+    return [True] * len(eqn.invars), jax_compat.with_outputs(eqn, used, {"op": op})
+
+
+jax_compat.dce_rules[apply_p] = _dce
+
+# -- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def check_array(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`x` as a JAX array of this shape and type; nothing is converted but Python numbers.
+
+    Raises:
+        TypeError: another element type.
+        ValueError: another shape.
+    """
+    given = getattr(x, "dtype", None)
+    hint = ""
+    if dtype == np.float64 and not jax.config.read("jax_enable_x64"):
+        hint = ", after jax.config.update('jax_enable_x64', True)"
+    if given is not None and given != dtype:
+        raise TypeError(
+            f"libCEED computes in {dtype} here, {name} is {given}; convert it with .astype('{dtype}'){hint}"
+        )
+    array = jnp.asarray(x, None if given is not None else dtype)
+    if array.dtype != dtype:
+        raise TypeError(f"libCEED computes in {dtype} here, JAX made {array.dtype} of {name}{hint}")
+    if array.shape != shape:
+        lanes = "; use jax.vmap for a batch" if array.shape[-len(shape) :] == shape and shape else ""
+        raise ValueError(f"{name} has the shape {shape}, got {array.shape}{lanes}")
+    return array

@@ -1,0 +1,232 @@
+"""Functions of one quadrature point, written in JAX: their derivatives, and their C source.
+
+A point function maps *slots* to slots. A slot stands for one array of the JAX program (a field of a space, data at the
+quadrature points, parameters) and for what is made of it at a point: one value for each evaluation mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ceedtap import jax_compat
+from ceedtap.ceed_constants import EvalMode
+from ceedtap.codegen_qfunction import Argument, qfunction
+from ceedtap.fields import Field
+
+Kind = Literal["space", "quadrature", "parameters", "weight"]
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One array of the JAX program, and its values at a point.
+
+    Attributes:
+        name: for messages and for the C variables.
+        kind: of array.
+        fields: one for each value at a point.
+        shape: of the array in the program, batches apart.
+    """
+
+    name: str
+    kind: Kind
+    fields: tuple[Field, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def field_names(self) -> list[str]:
+        """Names of libCEED's fields, one for each value."""
+        if len(self.fields) == 1:
+            return [self.name]
+        return [f"{self.name}_{f.eval_mode.name.lower()}" for f in self.fields]
+
+
+@dataclass(eq=False)
+class PointFunction:
+    """A function of one quadrature point.
+
+    Attributes:
+        name: of the C function.
+        inputs, outputs: slots.
+        function: maps the values of the input slots at a point, in sequence, to those of the output slots.
+        linear: names of input slots in which, all together, the function is linear.
+        dtype: of all fields.
+    """
+
+    name: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    function: Callable[..., Sequence[Any]]
+    dtype: np.dtype
+    linear: frozenset[str] = frozenset()
+    _cache: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def jaxpr(self) -> Any:
+        """The function as a closed jaxpr in which everything is needed."""
+        arguments = [jax.ShapeDtypeStruct(f.shape, self.dtype) for slot in self.inputs for f in slot.fields]
+        return jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
+
+    # -- derivatives ---------------------------------------------------------------------------------------------
+
+    def jvp(self, mask: Mask) -> PointFunction:
+        """The derivative in the direction of further inputs, one for each slot of the mask; linear in those."""
+
+        def make() -> PointFunction:
+            chosen = [slot for slot, wanted in zip(self.inputs, mask, strict=True) if wanted]
+            taken = {slot.name for slot in self.inputs}
+            tangents = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in chosen)
+            outputs = tuple(replace(slot, name=f"d{slot.name}") for slot in self.outputs)
+            wanted_values = [w for slot, w in zip(self.inputs, mask, strict=True) for _ in slot.fields]
+            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            count = len(wanted_values)
+
+            def function(*values: Any) -> Sequence[Any]:
+                primals, given = list(values[:count]), iter(values[count:])
+                directions = [next(given) if wanted else None for wanted in wanted_values]
+
+                def of_chosen(*moved: Any) -> Any:
+                    moving = iter(moved)
+                    return evaluate(*[next(moving) if w else p for p, w in zip(primals, wanted_values, strict=True)])
+
+                moved = [p for p, w in zip(primals, wanted_values, strict=True) if w]
+                return jax.jvp(of_chosen, moved, [d for d in directions if d is not None])[1]
+
+            return PointFunction(
+                f"{self.name}_jvp", (*self.inputs, *tangents), outputs, function, self.dtype,
+                frozenset(slot.name for slot in tangents),
+            )  # fmt: skip
+
+        return self._derived(("jvp", mask), make)
+
+    def transpose(self, mask: Mask) -> PointFunction:
+        """For a function that is linear in the slots of the mask: from the other slots in which it is not linear, and
+        one more for each output, to the slots of the mask."""
+
+        def make() -> PointFunction:
+            chosen = [slot for slot, wanted in zip(self.inputs, mask, strict=True) if wanted]
+            kept = [slot for slot in self.inputs if slot.name not in self.linear]
+            taken = {slot.name for slot in kept}
+            cotangents = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in self.outputs)
+            outputs = tuple(replace(slot, name=f"{slot.name}_bar") for slot in chosen)
+            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            count = sum(len(slot.fields) for slot in kept)
+
+            def function(*values: Any) -> Sequence[Any]:
+                known = iter(values[:count])
+                constant = {slot.name: [next(known) for _ in slot.fields] for slot in kept}
+
+                def linear(*moved: Any) -> Any:
+                    moving, arguments = iter(moved), []
+                    for slot, wanted in zip(self.inputs, mask, strict=True):
+                        if slot.name in constant:
+                            arguments += constant[slot.name]
+                        elif wanted:
+                            arguments += [next(moving) for _ in slot.fields]
+                        else:
+                            arguments += [jnp.zeros(f.shape, self.dtype) for f in slot.fields]
+                    return evaluate(*arguments)
+
+                shapes = [jax.ShapeDtypeStruct(f.shape, self.dtype) for slot in chosen for f in slot.fields]
+                return jax.linear_transpose(linear, *shapes)(list(values[count:]))
+
+            return PointFunction(
+                f"{self.name}_transpose", (*kept, *cotangents), outputs, function, self.dtype,
+                frozenset(slot.name for slot in cotangents),
+            )  # fmt: skip
+
+        return self._derived(("transpose", mask), make)
+
+    def select(self, mask: Mask) -> PointFunction:
+        """The function without some of its outputs."""
+
+        def make() -> PointFunction:
+            wanted = [w for slot, w in zip(self.outputs, mask, strict=True) for _ in slot.fields]
+            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+
+            def function(*values: Any) -> Sequence[Any]:
+                return [out for out, w in zip(evaluate(*values), wanted, strict=True) if w]
+
+            outputs = tuple(slot for slot, w in zip(self.outputs, mask, strict=True) if w)
+            return replace(self, outputs=outputs, function=function, _cache={})
+
+        return self._derived(("select", mask), make)
+
+    def _derived(self, key: Any, make: Callable[[], PointFunction]) -> PointFunction:
+        if key not in self._cache:
+            self._cache[key] = make()
+        result: PointFunction = self._cache[key]
+        return result
+
+    @cached_property
+    def used(self) -> Mask:
+        """Which input slots the function depends on."""
+        used = jax_compat.used_inputs(self.jaxpr)
+        values = iter(used)
+        return tuple(any([next(values) for _ in slot.fields]) for slot in self.inputs)
+
+    def pruned(self) -> PointFunction:
+        """The function of the inputs that it depends on."""
+
+        def make() -> PointFunction:
+            if all(self.used):
+                return self
+            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            inputs = tuple(slot for slot, used in zip(self.inputs, self.used, strict=True) if used)
+
+            def function(*values: Any) -> Sequence[Any]:
+                given, arguments = iter(values), []
+                for slot, used in zip(self.inputs, self.used, strict=True):
+                    arguments += [next(given) if used else jnp.zeros(f.shape, self.dtype) for f in slot.fields]
+                return evaluate(*arguments)
+
+            linear = self.linear & {slot.name for slot in inputs}
+            return replace(self, inputs=inputs, function=function, linear=linear, _cache={})
+
+        return self._derived("pruned", make)
+
+    # -- C -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def source(self) -> tuple[str, str]:
+        """C source text and the name of the function in it, which depends on the text."""
+        name = "".join(c if c.isalnum() else "_" for c in self.name)
+        inputs, offset = [], 0
+        for slot in self.inputs:
+            if slot.kind == "parameters":
+                inputs.append(Argument(slot.name, offset))
+                offset += slot.size
+            else:
+                inputs += [Argument(n) for n in slot.field_names()]
+        outputs = [n for slot in self.outputs for n in slot.field_names()]
+        text = qfunction("@NAME@", self.jaxpr, inputs, outputs)
+        unique = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return text.replace("@NAME@", unique), unique
+
+    def eval_modes(self, slots: Sequence[Slot]) -> list[tuple[str, int, EvalMode]]:
+        """libCEED's fields of these slots: name, size and mode."""
+        return [
+            (name, f.size, f.eval_mode)
+            for slot in slots
+            for name, f in zip(slot.field_names(), slot.fields, strict=True)
+        ]
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """A name that is not taken; it is afterwards."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

@@ -1,0 +1,476 @@
+"""Operators whose physics is a JAX function of one quadrature point: `operator`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from ceedtap.apply import Application, Connection, Mask, apply_p, check_array
+from ceedtap.ceed import BASIS_NONE, ELEMRESTRICTION_NONE, USE_POINTER, VECTOR_ACTIVE, VECTOR_NONE, EvalMode
+from ceedtap.ceed import Operator as CeedOperator
+from ceedtap.ceed import QFunction, QFunctionContext, Vector
+from ceedtap.fields import Field
+from ceedtap.point_function import PointFunction, Slot
+
+Fields = Field | Sequence[Field]
+
+
+# -- the domain --------------------------------------------------------------------------------------------------------
+
+
+class _Domain:
+    """The elements and quadrature points that the fields of an operator share.
+
+    Raises:
+        ValueError: the spaces have different meshes, quadratures or Ceeds, or there is none.
+    """
+
+    def __init__(self, fields: Mapping[str, Sequence[Field]]) -> None:
+        named = [(name, f.space) for name, values in fields.items() for f in values if f.space is not None]
+        if not named:
+            raise ValueError("an operator needs at least one field of a space: V.value, V.grad or V.weight")
+        first_name, self.space = named[0]
+        for name, space in named[1:]:
+            for what in ("mesh", "quadrature", "qmode", "ceed"):
+                ours, theirs = getattr(self.space, what), getattr(space, what)
+                if ours is not theirs and ours != theirs:
+                    raise ValueError(
+                        f"the fields of an operator share one {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
+                    )
+        self.ceed = self.space.ceed
+        self.num_elem: int = self.space.mesh.num_cells
+        self.num_points: int = self.space.num_quadrature_points
+        self.dtype = self.ceed.library.scalar_dtype
+
+    def slot(self, name: str, fields: Sequence[Field]) -> Slot:
+        """The slot of these fields, which belong to one array.
+
+        Raises:
+            ValueError: they do not.
+        """
+        first = fields[0]
+        if any(f.space is not first.space for f in fields) or (len(fields) > 1 and first.space is None):
+            raise ValueError(
+                f"the fields of {name} are evaluations of one array, so they belong to one space: {fields}"
+            )
+        if first.space is None:
+            return Slot(name, "quadrature", tuple(fields), (self.num_elem, self.num_points, *first.shape))
+        if first.eval_mode is EvalMode.WEIGHT:
+            return Slot(name, "weight", tuple(fields), ())
+        return Slot(name, "space", tuple(fields), first.space.shape)
+
+    # -- libCEED -------------------------------------------------------------------------------------------------
+
+    def place(self, slot: Slot, field: Field) -> tuple[Any, Any]:
+        """Restriction and basis of a field."""
+        if slot.kind == "space":
+            assert field.space is not None
+            return field.space.restriction, field.space.basis
+        if slot.kind == "weight":
+            return ELEMRESTRICTION_NONE, self.space.basis
+        n = field.size
+        if slot.kind == "quadrature":
+            points = self.num_points
+            size = self.num_elem * points * n
+            return self.ceed.StridedElemRestriction(self.num_elem, points, n, size, [n, 1, points * n]), BASIS_NONE
+        # What belongs to the operator as a whole: every point contributes to the same entries.
+        offsets = np.zeros(self.num_elem * self.num_points, np.int32)
+        return self.ceed.ElemRestriction(self.num_elem, self.num_points, n, 1, n, offsets), BASIS_NONE
+
+    # -- plain JAX -----------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def weights(self) -> np.ndarray:
+        one = self.space.basis.get_q_weight_1d()
+        return functools.reduce(np.multiply.outer, [one] * self.space.mesh.dim).reshape(-1)
+
+    def at_points(self, field: Field, x: Any) -> Any:
+        """Values of a field at all points: (elements, points, *field.shape)."""
+        if field.space is None:
+            return x
+        basis = field.space.basis
+        if field.eval_mode is EvalMode.WEIGHT:
+            return jnp.broadcast_to(self.weights, (self.num_elem, self.num_points))
+        local = x[field.space.element_nodes]
+        if field.eval_mode is EvalMode.INTERP:
+            return jnp.einsum("qp,ep...->eq...", basis.get_interp(), local)
+        return jnp.einsum("dqp,ep...->eqd...", basis.get_grad(), local)
+
+    def from_points(self, field: Field, values: Any) -> Any:
+        """The transpose of :meth:`at_points`: the contributions to an array."""
+        if field.space is None:
+            return values
+        basis = field.space.basis
+        if field.eval_mode is EvalMode.INTERP:
+            local = jnp.einsum("qp,eq...->ep...", basis.get_interp(), values)
+        else:
+            local = jnp.einsum("dqp,eqd...->ep...", basis.get_grad(), values)
+        return jnp.zeros(field.space.shape, values.dtype).at[field.space.element_nodes].add(local)
+
+
+# -- application -------------------------------------------------------------------------------------------------------
+
+
+class _PointApplication(Application):
+    """A point function on the elements of a mesh. Slots for weights are no inputs."""
+
+    def __init__(self, function: PointFunction, domain: _Domain, bound: Mapping[str, np.ndarray]) -> None:
+        self.function = function
+        self.domain = domain
+        self.bound = {slot.name: bound[slot.name] for slot in function.inputs if slot.name in bound}
+        self.free = [slot for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound]
+        self.name = function.name
+        self.in_shapes = tuple(slot.shape for slot in self.free)
+        self.out_shapes = tuple(slot.shape for slot in function.outputs)
+        self.linear = frozenset(i for i, slot in enumerate(self.free) if slot.name in function.linear)
+        self.dtype = function.dtype
+        self._derived: dict[Any, Any] = {}
+
+    # -- libCEED -------------------------------------------------------------------------------------------------
+
+    def qfunction(self) -> tuple[QFunction, np.ndarray]:
+        """The compiled QFunction, and the memory of its context."""
+        function, ceed = self.function, self.domain.ceed
+        source, name = function.source
+        size = sum(slot.size for slot in function.inputs if slot.kind == "parameters")
+        memory = np.zeros(max(size, 1), self.dtype)
+        context = None
+        if size:
+            context = QFunctionContext(ceed)
+            context.set_data(memory, cmode=USE_POINTER)
+        fields = [slot for slot in function.inputs if slot.kind != "parameters"]
+        inputs, outputs = function.eval_modes(fields), function.eval_modes(function.outputs)
+        qf = QFunction.from_source(ceed, source, name, inputs=inputs, outputs=outputs, context=context)
+        if size:
+            qf.set_context_writable(False)
+        return qf, memory
+
+    def build(self, active: str | None = None) -> tuple[CeedOperator, dict[str, Vector | np.ndarray], list[Vector]]:
+        """A libCEED operator whose fields have vectors of their own, except for the active input and the outputs that
+        go with it."""
+        function, ceed = self.function, self.domain.ceed
+        qf, memory = self.qfunction()
+        op = ceed.Operator(qf)
+        op.name = function.name
+        ends: dict[str, Vector | np.ndarray] = {}
+        offset = 0
+        for slot in function.inputs:
+            if slot.kind == "parameters":
+                ends[slot.name] = memory[offset : offset + slot.size]
+                offset += slot.size
+                continue
+            vector: Any = VECTOR_NONE
+            if slot.name == active:
+                vector = VECTOR_ACTIVE
+            elif slot.kind != "weight":
+                vector = ends[slot.name] = ceed.Vector(slot.size)
+            self._set_fields(op, slot, vector)
+        for name, value in self.bound.items():
+            end = ends[name]
+            if isinstance(end, Vector):
+                end.set_array(np.ascontiguousarray(value).reshape(-1))
+            else:
+                end[:] = value.reshape(-1)
+        outputs = []
+        for slot in function.outputs:
+            outputs.append(ceed.Vector(slot.size))
+            self._set_fields(op, slot, VECTOR_ACTIVE if active is not None else outputs[-1])
+        op.check()
+        return op, ends, outputs
+
+    def _set_fields(self, op: CeedOperator, slot: Slot, vector: Any) -> None:
+        for name, field in zip(slot.field_names(), slot.fields, strict=True):
+            op.set_field(name, *self.domain.place(slot, field), vector)
+
+    def connect(self) -> Connection:
+        op, ends, outputs = self.build()
+        return Connection(op, [ends[slot.name] for slot in self.free], outputs, (None, None))
+
+    # -- plain JAX -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, *inputs: Any) -> list[Any]:
+        given = {slot.name: x for slot, x in zip(self.free, inputs, strict=True)} | dict(self.bound)
+        values, axes = [], []
+        for slot in self.function.inputs:
+            for field in slot.fields:
+                x = given.get(slot.name)
+                values.append(x if slot.kind == "parameters" else self.domain.at_points(field, x))
+                axes.append(None if slot.kind == "parameters" else 0)
+        per_point = jax.vmap(jax.vmap(lambda *v: list(self.function.function(*v)), axes), axes)
+        results = iter(per_point(*values))
+        out = []
+        for slot in self.function.outputs:
+            parts = [(field, next(results)) for field in slot.fields]
+            if slot.kind == "parameters":
+                out.append(parts[0][1].sum((0, 1)))
+            else:
+                out.append(functools.reduce(jnp.add, [self.domain.from_points(f, v) for f, v in parts]))
+        return out
+
+    # -- derivatives ---------------------------------------------------------------------------------------------
+
+    def jvp(self, mask: Mask) -> tuple[Application, Mask]:
+        moved = {slot.name for slot, wanted in zip(self.free, mask, strict=True) if wanted}
+        derivative = self.function.jvp(tuple(slot.name in moved for slot in self.function.inputs))
+        return self._pruned(derivative)
+
+    def transpose(self, mask: Mask) -> tuple[Application, Mask]:
+        wanted = {slot.name for slot, undefined in zip(self.free, mask, strict=True) if undefined}
+        if not wanted <= self.function.linear:
+            raise TypeError(f"{self!r} is not linear in {', '.join(sorted(wanted - self.function.linear))}")
+        transposed = self.function.transpose(tuple(slot.name in wanted for slot in self.function.inputs))
+        return self._pruned(transposed)
+
+    def select(self, mask: Mask) -> Application | None:
+        return self._apply(self.function.select(mask))
+
+    def _pruned(self, function: PointFunction) -> tuple[Application, Mask]:
+        pruned = function.pruned()
+        kept = {slot.name for slot in pruned.inputs}
+        takes = tuple(
+            slot.name in kept for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound
+        )
+        return self._apply(pruned), takes
+
+    def _apply(self, function: PointFunction) -> Application:
+        if function not in self._derived:
+            self._derived[function] = _PointApplication(function, self.domain, self.bound)
+        application: Application = self._derived[function]
+        return application
+
+
+# -- public functions --------------------------------------------------------------------------------------------------
+
+
+class PointOperator:
+    """An operator as a JAX function of its fields; made by :func:`operator`.
+
+    Attributes:
+        inputs: names of the fields that a call takes, in this order; parameters come last, by the keyword `params`.
+        outputs: names of the results.
+    """
+
+    def __init__(self, application: _PointApplication, unravel: Callable[[Any], Any] | None, template: Any) -> None:
+        self._application = application
+        self._unravel = unravel
+        self._template = template
+        self.inputs = tuple(slot.name for slot in application.free if slot.kind != "parameters")
+        self.outputs = tuple(slot.name for slot in application.function.outputs)
+        self._call = jax.jit(lambda *arrays: apply_p.bind(*arrays, op=application), inline=True)
+
+    def __call__(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
+        """Applies the operator.
+
+        Args:
+            arrays, named: the fields: of shape ``V.shape`` for a field of a space V, of shape (elements, points,
+                *shape) for ``quadrature(*shape)``.
+            params: the parameters, a pytree like the one in the definition.
+
+        Returns:
+            the output, or a tuple of them when there are several, of these same shapes.
+
+        Raises:
+            TypeError: a missing or unknown field, or another element type.
+            ValueError: another shape.
+        """
+        values = self._arguments(arrays, named)
+        ordered = []
+        for slot in self._application.free:
+            if slot.kind == "parameters":
+                ordered.append(self._parameters(params))
+            else:
+                name = f"the field {slot.name} of {self._application.name}"
+                ordered.append(check_array(name, values[slot.name], slot.shape, self._application.dtype))
+        outs = self._call(*ordered)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _arguments(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        signature = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in self.inputs]
+        )
+        try:
+            return dict(signature.bind(*arrays, **named).arguments)
+        except TypeError as error:
+            raise TypeError(f"{self._application.name}({', '.join(self.inputs)}): {error}") from None
+
+    def _parameters(self, params: Any) -> Any:
+        given, expected = jax.tree.structure(params), jax.tree.structure(self._template)
+        if given != expected:
+            raise TypeError(f"the parameters of {self._application.name} are like {expected}, got {given}")
+        for leaf, template in zip(jax.tree.leaves(params), jax.tree.leaves(self._template), strict=True):
+            if jnp.shape(leaf) != jnp.shape(template):
+                raise ValueError(
+                    f"a parameter of {self._application.name} has the shape {jnp.shape(template)}, got {jnp.shape(leaf)}"
+                )
+        flat = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, self._application.dtype), params))[0]
+        return flat
+
+    def bind(self, **fields: Any) -> PointOperator:
+        """The operator with some fields fixed. Constants stay in libCEED, which then need not look at them again.
+
+        Raises:
+            TypeError: no such field.
+            ValueError: another shape.
+        """
+        bound = dict(self._application.bound)
+        for name, value in fields.items():
+            slots = [slot for slot in self._application.free if slot.name == name and slot.kind != "parameters"]
+            if not slots:
+                raise TypeError(f"{self._application.name} has no field {name}; it has {', '.join(self.inputs)}")
+            label = f"the field {name} of {self._application.name}"
+            bound[name] = np.array(check_array(label, value, slots[0].shape, self._application.dtype))
+        application = _PointApplication(self._application.function, self._application.domain, bound)
+        return PointOperator(application, self._unravel, self._template)
+
+    def reference(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
+        """The same as a call, in plain JAX, without libCEED: to compare with."""
+        values = self._arguments(arrays, named)
+        ordered = [
+            self._parameters(params) if slot.kind == "parameters" else jnp.asarray(values[slot.name])
+            for slot in self._application.free
+        ]
+        outs = self._application.evaluate(*ordered)
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    @property
+    def source(self) -> str:
+        """The C source of the QFunction."""
+        return self._application.function.source[0]
+
+    def __repr__(self) -> str:
+        return f"<PointOperator {self._application.name}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+
+def operator(
+    *, inputs: Mapping[str, Fields], outputs: Mapping[str, Fields], params: Any = None, name: str | None = None
+) -> Callable[[Callable[..., Any]], PointOperator]:
+    """Makes an operator of a function of one quadrature point, written with `jax.numpy`.
+
+    The function is called with the values of the inputs at the point, by the names of its parameters, and returns the
+    values of the outputs: one value, or a tuple or dict of them when there are several outputs. Where a field is a tuple
+    of evaluations of one array, such as ``(V.value, V.grad)``, it is a tuple there as well. For an output, ``V.value``
+    stands for the factor of the test function, ``V.grad`` for that of its derivatives.
+
+    JAX differentiates the function, and it is translated to C, so the operator and all its derivatives are libCEED
+    operators that run inside compiled programs.
+
+    Args:
+        inputs: by name: ``V.value``, ``V.grad``, ``V.weight`` of a :class:`ceedtap.Space`, :func:`ceedtap.quadrature`,
+            or a tuple of fields of one space.
+        outputs: the same, without weights.
+        params: an example of the parameters, a pytree of numbers and arrays; the function gets them as ``params``. A
+            change of their values needs no new tracing and no compiler.
+        name: of the operator; by default that of the function.
+
+    Raises:
+        TypeError, ValueError: the function or its fields do not fit together.
+        ceedtap.codegen.TranslationError: something in the function cannot be translated to C; raised when a program is
+            compiled.
+
+    The diffusion operator with its geometry computed from the coordinates, and the derivative of an energy with respect
+    to those:
+
+    >>> import ceedtap as ct, jax, jax.numpy as jnp
+    >>> jax.config.update("jax_enable_x64", True)
+    >>> mesh = ct.mesh.box(2, 2, 2)
+    >>> V = ct.Space(ct.Ceed("/cpu/self"), mesh, degree=2)
+    >>> X = V.geometry
+    >>> @ct.operator(inputs=dict(u=V.grad, x=X.grad, w=X.weight), outputs=dict(v=V.grad))
+    ... def diffusion(u, x, w):
+    ...     K = jnp.linalg.inv(x.T)
+    ...     return w * jnp.linalg.det(x) * K @ K.T @ u
+    >>> u = jnp.asarray(V.nodes[:, 0])
+    >>> energy = jax.jit(lambda x: u @ diffusion(u, x) / 2)
+    >>> print(round(float(energy(mesh.points)), 12))
+    0.5
+    >>> jax.grad(energy)(jnp.asarray(mesh.points)).shape
+    (27, 3)
+    """
+
+    def decorate(function: Callable[..., Any]) -> PointOperator:
+        return _make(function, name or getattr(function, "__name__", "point_function"), inputs, outputs, params)
+
+    return decorate
+
+
+def _make(
+    function: Callable[..., Any], name: str, inputs: Mapping[str, Fields], outputs: Mapping[str, Fields], params: Any
+) -> PointOperator:
+    fields = {n: _as_fields(n, f) for n, f in [*inputs.items(), *outputs.items()]}
+    if overlap := set(inputs) & set(outputs):
+        raise ValueError(f"inputs and outputs of {name} have different names; both have {', '.join(sorted(overlap))}")
+    if not outputs:
+        raise ValueError(f"the operator {name} has no outputs")
+    domain = _Domain(fields)
+    in_slots = [domain.slot(n, fields[n]) for n in inputs]
+    out_slots = [domain.slot(n, fields[n]) for n in outputs]
+    if any(slot.kind == "weight" for slot in out_slots):
+        raise ValueError(f"a weight of {name} is an output; weights are inputs")
+    unravel = None
+    if params is not None:
+        flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, domain.dtype), params))
+        in_slots.append(Slot("params", "parameters", (Field(None, EvalMode.NONE, flat.shape),), flat.shape))
+
+    def flat_function(*values: Any) -> list[Any]:
+        given, arguments = iter(values), {}
+        for slot in in_slots:
+            parts = [next(given) for _ in slot.fields]
+            if slot.kind == "parameters":
+                assert unravel is not None
+                arguments[slot.name] = unravel(parts[0])
+            else:
+                arguments[slot.name] = tuple(parts) if _is_tuple(inputs[slot.name]) else parts[0]
+        return _flat_outputs(name, function(**arguments), out_slots, outputs, domain.dtype)
+
+    point_function = PointFunction(name, tuple(in_slots), tuple(out_slots), flat_function, domain.dtype)
+    point_function.jaxpr  # noqa: B018  traced here, where the user's line is in the traceback
+    return PointOperator(_PointApplication(point_function, domain, {}), unravel, params)
+
+
+def _is_tuple(fields: Fields) -> bool:
+    return not isinstance(fields, Field)
+
+
+def _as_fields(name: str, fields: Fields) -> tuple[Field, ...]:
+    values = (fields,) if isinstance(fields, Field) else tuple(fields)
+    if not values or not all(isinstance(f, Field) for f in values):
+        raise TypeError(f"{name}: expected a field such as V.value or V.grad, or a tuple of them, got {fields!r}")
+    return values
+
+
+def _flat_outputs(
+    name: str, result: Any, slots: Sequence[Slot], outputs: Mapping[str, Fields], dtype: np.dtype
+) -> list[Any]:
+    """The values that a point function has returned, checked, in the order of the slots."""
+    if isinstance(result, Mapping):
+        if set(result) != set(outputs):
+            raise ValueError(f"{name} returned the outputs {sorted(result)}, it has {sorted(outputs)}")
+        parts = [result[slot.name] for slot in slots]
+    elif len(slots) == 1:
+        parts = [result]
+    elif isinstance(result, tuple) and len(result) == len(slots):
+        parts = list(result)
+    else:
+        raise ValueError(f"{name} returns a tuple or dict of {len(slots)} outputs, got {type(result).__name__}")
+    flat = []
+    for slot, part in zip(slots, parts, strict=True):
+        values = part if _is_tuple(outputs[slot.name]) else (part,)
+        if len(values) != len(slot.fields):
+            raise ValueError(f"the output {slot.name} of {name} has {len(slot.fields)} parts, got {len(values)}")
+        for field, value in zip(slot.fields, values, strict=True):
+            value = jnp.asarray(value)
+            if value.shape != field.shape:
+                raise ValueError(f"the output {slot.name} of {name} has the shape {field.shape}, got {value.shape}")
+            if not jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(value.dtype, jnp.integer):
+                raise TypeError(f"the output {slot.name} of {name} is real, got {value.dtype}")
+            flat.append(value.astype(dtype))
+    return flat
