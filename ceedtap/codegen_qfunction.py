@@ -65,7 +65,8 @@ def qfunction(
     return (
         f"{codegen._preamble(builder.math, precise)}{helpers}"
         f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
-        f"{_pointers(inputs, outputs)}  for (CeedInt i = 0; i < Q; i++) {{\n{body}{''.join(writes)}  }}\n  return 0;\n}}\n"
+        f"{_pointers(inputs, outputs)}"
+        f"  for (CeedInt i = 0; i < Q; i++) {{\n{body}{''.join(writes)}  }}\n  return 0;\n}}\n"
     )
 
 

@@ -200,11 +200,11 @@ def _check_run() -> Iterator[Finding]:
         import jax.numpy as jnp
         import numpy as np
 
-        from ceedtap import ceed, demo, mesh, operator, outfeed, primitive, space
+        from ceedtap import ceed, demo, mesh, operators, outfeed, primitive, space
 
         unit_square = space.Space(ceed.Ceed("/cpu/self"), mesh.box(2, 2), degree=2)
         _, mass_operator = demo.discretise(unit_square)
-        mass = operator.embed(mass_operator, symmetric=True)
+        mass = operators.embed(mass_operator, symmetric=True)
         seen: list[Any] = []
 
         @jax.jit

@@ -17,8 +17,8 @@ from jax.interpreters import ad, batching, mlir, partial_eval, xla
 
 from ceedtap.native import ffi, lib
 
-# Effects are allowed in control flow, derivatives and rematerialisation type by type. Without `partial_eval_kept_effects`
-# a tap inside `grad(scan(...))` is lost silently, so a missing registry is an error and not something to work around.
+# Effects are allowed in control flow, derivatives and rematerialisation type by type. Without
+# `partial_eval_kept_effects` a tap inside `grad(scan(...))` is lost silently, so a missing registry is an error and not something to work around.
 _EFFECT_REGISTRIES = (
     "lowerable_effects",
     "control_flow_allowed_effects",

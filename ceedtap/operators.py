@@ -35,8 +35,8 @@ class _Embedding(Application):
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         if self.transposed is None:
             raise TypeError(
-                f"gradients through the embedded operator {self!r} need its transpose; say embed(op, symmetric=True) or "
-                "embed(op, transpose=...)"
+                f"gradients through the embedded operator {self!r} need its transpose; say embed(op, symmetric=True) "
+                "or embed(op, transpose=...)"
             )
         return self.transposed, (True,)
 

@@ -174,8 +174,8 @@ class PointFunction:
     def used(self) -> Mask:
         """Which input slots the function depends on."""
         used = jax_compat.used_inputs(self.jaxpr)
-        values = iter(used)
-        return tuple(any([next(values) for _ in slot.fields]) for slot in self.inputs)
+        ends = np.cumsum([len(slot.fields) for slot in self.inputs])
+        return tuple(any(used[end - len(slot.fields) : end]) for slot, end in zip(self.inputs, ends, strict=True))
 
     def pruned(self) -> PointFunction:
         """The function of the inputs that it depends on."""

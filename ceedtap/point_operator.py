@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -311,8 +309,7 @@ class PointOperator:
                 raise ValueError(
                     f"a parameter of {self._application.name} has the shape {jnp.shape(template)}, got {jnp.shape(leaf)}"
                 )
-        flat = ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, self._application.dtype), params))[0]
-        return flat
+        return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, self._application.dtype), params))[0]
 
     def bind(self, **fields: Any) -> PointOperator:
         """The operator with some fields fixed. Constants stay in libCEED, which then need not look at them again.
