@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import secrets
+import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ceedtap import jax_compat
 from ceedtap.ceed import CompositeOperator, Operator, Vector
 from ceedtap.ceed_ffi import Library
 from ceedtap.native import ffi, lib
+from ceedtap.toolchain import CompilerNotFound
 
 Mask = tuple[bool, ...]
 
@@ -110,9 +112,9 @@ class Application:
         """Makes the libCEED side; called once, when a program is lowered."""
         raise NotImplementedError
 
-    def evaluate(self, *inputs: Any) -> list[Any] | None:
-        """The same in plain JAX, where libCEED cannot be used; None: there is no such thing."""
-        return None
+    def evaluate(self, *inputs: Any) -> list[Any]:
+        """The same in plain JAX, where libCEED cannot be used."""
+        raise NotImplementedError(f"{self!r} runs on CPU only: libCEED alone knows what it does")
 
     def jvp(self, mask: Mask) -> tuple[Application, Mask]:
         """The derivative: of the inputs and one tangent for each input of the mask. The second mask says which of all
@@ -173,13 +175,37 @@ class Application:
 _lower = jax_compat.lower_ffi("ceedtap_operator")
 
 
+def _in_jax(*inputs: Any, op: Application) -> list[Any]:
+    """The operator in plain JAX, batches included."""
+    depths = [x.ndim - len(shape) for x, shape in zip(inputs, op.in_shapes, strict=True)]
+    evaluate = op.evaluate
+    for _ in range(max(depths, default=0)):
+        evaluate = jax.vmap(evaluate, [0 if depth else None for depth in depths])
+    return evaluate(*inputs)
+
+
+def _jax_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, op: Application) -> Any:
+    return jax_compat.lower_fun(functools.partial(_in_jax, op=op))(ctx, *operands)
+
+
+@functools.cache
+def _warn_without_compiler(reason: str) -> None:
+    warnings.warn(f"point functions run in plain JAX, which is slower: {reason}", stacklevel=2)
+
+
 def _lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, op: Application) -> Any:
+    try:
+        key = op.key
+    except CompilerNotFound as error:
+        _warn_without_compiler(str(error))
+        return _jax_lowering(ctx, *operands, op=op)
     # Until XLA has instantiated the call; from then on the executable holds the key itself.
     jax_compat.add_keepalive(ctx, op)
-    return _lower(ctx, *operands, operator=np.uint64(op.key)).results
+    return _lower(ctx, *operands, operator=np.uint64(key)).results
 
 
 jax_compat.register_lowering(apply_p, _lowering, platform="cpu")
+jax_compat.register_lowering(apply_p, _jax_lowering)
 apply_p.def_impl(functools.partial(jax_compat.apply_primitive, apply_p))
 
 # -- abstract evaluation ---------------------------------------------------------------------------------------------

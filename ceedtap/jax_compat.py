@@ -64,6 +64,7 @@ Effect = jex_core.Effect
 AbstractValue = jax.core.ShapedArray
 LoweringRuleContext = mlir.LoweringRuleContext
 register_lowering = mlir.register_lowering
+lower_fun = mlir.lower_fun
 primitive_jvps = ad.primitive_jvps
 primitive_transposes = ad.primitive_transposes
 primitive_batchers = batching.primitive_batchers
