@@ -38,20 +38,42 @@ apply_p.multiple_results = True
 
 # Keys start at a random place, so that a program from another process does not find an operator of this one by chance.
 _keys = itertools.count(secrets.randbits(63))
-_alive: dict[int, Any] = {}  # by key: what the native side points to
 
 
-def reap() -> None:
-    """Lets go of what no program refers to any more."""
-    keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
-    while n := lib.ct_registry_reap(lib.ct_operators(), keys, payloads, 64):
-        for key in keys[0:n]:
-            _alive.pop(key, None)
+class Registry:
+    """Objects that compiled programs refer to by keys, of one kind."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self._alive: dict[int, Any] = {}  # what the native side points to
+
+    def __len__(self) -> int:
+        return int(lib.ct_registry_size(self.native))
+
+    def enter(self, owner: object, payload: Any, kept: Any) -> int:
+        """A key for `payload`; it and `kept` live as long as `owner` or a program that has the key."""
+        self.reap()
+        key = next(_keys) % 2**64
+        self._alive[key] = payload, kept
+        if lib.ct_registry_add(self.native, key, payload):
+            del self._alive[key]
+            raise MemoryError("ceedtap: no memory for a key")
+        weakref.finalize(owner, self._release, key).atexit = False
+        return key
+
+    def _release(self, key: int) -> None:
+        lib.ct_registry_unref(self.native, key)
+        self.reap()
+
+    def reap(self) -> None:
+        """Lets go of what nothing refers to any more."""
+        keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
+        while n := lib.ct_registry_reap(self.native, keys, payloads, 64):
+            for key in keys[0:n]:
+                self._alive.pop(key, None)
 
 
-def _release(key: int) -> None:
-    lib.ct_registry_unref(lib.ct_operators(), key)
-    reap()
+OPERATORS = Registry(lib.ct_operators())
 
 
 @functools.cache
@@ -112,6 +134,14 @@ class Application:
         """Makes the libCEED side; called once, when a program is lowered."""
         raise NotImplementedError
 
+    def call(self, ctx: jax_compat.LoweringRuleContext, *operands: Any) -> Any:
+        """The call of the native handler in a compiled program.
+
+        Raises:
+            CompilerNotFound: there is code to be compiled, and no compiler.
+        """
+        return _lower(ctx, *operands, operator=np.uint64(self.key)).results
+
     def evaluate(self, *inputs: Any) -> list[Any]:
         """The same in plain JAX, where libCEED cannot be used."""
         raise NotImplementedError(f"{self!r} runs on CPU only: libCEED alone knows what it does")
@@ -160,14 +190,7 @@ class Application:
         none = ceed.library.lib.CEED_VECTOR_NONE
         entry.active_in, entry.active_out = (pointer(none if v is None else v.pointer) for v in connection.active)
         entry.num_in, entry.num_out = len(connection.inputs), len(connection.outputs)
-        reap()
-        key = next(_keys) % 2**64
-        _alive[key] = (connection, kept, entry)
-        if lib.ct_registry_add(lib.ct_operators(), key, entry):
-            del _alive[key]
-            raise MemoryError("ceedtap: no memory for an embedded operator")
-        weakref.finalize(self, _release, key).atexit = False
-        return key
+        return OPERATORS.enter(self, entry, (connection, kept))
 
 
 # -- lowering and evaluation -----------------------------------------------------------------------------------------
@@ -195,13 +218,13 @@ def _warn_without_compiler(reason: str) -> None:
 
 def _lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, op: Application) -> Any:
     try:
-        key = op.key
+        results = op.call(ctx, *operands)
     except CompilerNotFound as error:
         _warn_without_compiler(str(error))
         return _jax_lowering(ctx, *operands, op=op)
     # Until XLA has instantiated the call; from then on the executable holds the key itself.
     jax_compat.add_keepalive(ctx, op)
-    return _lower(ctx, *operands, operator=np.uint64(key)).results
+    return results
 
 
 jax_compat.register_lowering(apply_p, _lowering, platform="cpu")

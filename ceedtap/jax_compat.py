@@ -195,7 +195,7 @@ def _capsule(address: Any) -> Any:
 
 
 def _register_targets() -> None:
-    for name in ("tap", "operator"):
+    for name in ("tap", "operator", "pointwise"):
         # The type first: XLA asks an instantiate handler for the type of the state that it makes.
         state = {"type_id": f"ct_{name}_type_id", "type_info": f"ct_{name}_type_info"}
         jax.ffi.register_ffi_type(

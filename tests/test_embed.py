@@ -346,7 +346,7 @@ def collect():
     jax.clear_caches()
     for _ in range(3):
         gc.collect()
-    apply.reap()
+    apply.OPERATORS.reap()
 
 
 def test_operators_die_with_their_programs(u):

@@ -7,7 +7,7 @@ from pathlib import Path
 import cffi
 
 HERE = Path("ceedtap/native")  # builds run in the project's root, and setuptools wants relative source paths
-SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "operator.c"]
+SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "operator.c", "pointwise.c"]
 
 
 def xla_headers() -> str:

@@ -5,6 +5,7 @@
  *   queue.c     frames from tap handlers to the receiver thread
  *   tap.c       the XLA FFI handler of a tap
  *   operator.c  the XLA FFI handler of an embedded libCEED operator
+ *   pointwise.c the XLA FFI handler of a compiled point function over plain arrays
  *
  * Everything between CDEF BEGIN and CDEF END is also what build.py declares to cffi. */
 #ifndef CEEDTAP_H
@@ -29,6 +30,7 @@ void ct_lock_release(ct_lock *lock);
 typedef struct ct_registry ct_registry;
 ct_registry *ct_operators(void);
 ct_registry *ct_consumers(void);
+ct_registry *ct_pointwise_functions(void);
 int ct_registry_add(ct_registry *registry, uint64_t key, void *payload); /* one reference; 0 on success */
 int ct_registry_ref(ct_registry *registry, uint64_t key);                /* 0: no such key */
 void ct_registry_unref(ct_registry *registry, uint64_t key);
@@ -106,10 +108,14 @@ void *ct_tap_instantiate_address(void);
 void *ct_tap_execute_address(void);
 void *ct_operator_instantiate_address(void);
 void *ct_operator_execute_address(void);
+void *ct_pointwise_instantiate_address(void);
+void *ct_pointwise_execute_address(void);
 void *ct_tap_type_id(void);
 void *ct_tap_type_info(void);
 void *ct_operator_type_id(void);
 void *ct_operator_type_info(void);
+void *ct_pointwise_type_id(void);
+void *ct_pointwise_type_info(void);
 
 /* libCEED is opened at run time, so its functions come as addresses. */
 typedef struct ct_ceed_api {
@@ -135,6 +141,14 @@ typedef struct ct_operator {
   int poisoned;     /* libCEED left the operator locked: it must not be called again */
   char error[1280]; /* text of the failure that poisoned it */
 } ct_operator;
+
+/* A compiled point function: a QFunction without a context. */
+typedef struct ct_pointwise {
+  uint64_t key;
+  int (*function)(void *context, int num_points, const double *const *in, double *const *out);
+  int num_in, num_out;
+  int64_t *sizes; /* values for a point, of inputs and outputs */
+} ct_pointwise;
 
 /* CDEF END */
 
