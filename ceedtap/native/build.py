@@ -34,7 +34,7 @@ builder.set_source(
     sources=[str(HERE / name) for name in SOURCES],
     depends=[str(HERE / name) for name in ("ceedtap.h", "queue.h", "xla_ffi.h")],
     include_dirs=[str(HERE), xla_headers()],
-    extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+    extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     extra_link_args=["-pthread"],
     py_limited_api=True,
 )

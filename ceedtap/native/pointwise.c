@@ -31,15 +31,24 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   return ct_ffi_set_state(frame, &type_id, ct_registry_payload(ct_pointwise_functions(), key));
 }
 
-/* rows x points from points x rows; `stride` between the points of the source: 0 repeats one point. */
+/* rows x points from points x rows; `stride` between the points of the source: 0 repeats one point. Eight points at a
+ * time, so that a cache line of the target is written at once and the source is read nearly in sequence. */
 static void gather(double *restrict to, const double *restrict from, int64_t size, int64_t stride, int points) {
-  for (int64_t row = 0; row < size; row++)
-    for (int i = 0; i < points; i++) to[row * points + i] = from[i * stride + row];
+  int i = 0;
+  for (; i + 8 <= points; i += 8)
+    for (int64_t row = 0; row < size; row++)
+      for (int k = 0; k < 8; k++) to[row * points + i + k] = from[(i + k) * stride + row];
+  for (; i < points; i++)
+    for (int64_t row = 0; row < size; row++) to[row * points + i] = from[i * stride + row];
 }
 
 static void scatter(double *restrict to, const double *restrict from, int64_t size, int points) {
-  for (int64_t row = 0; row < size; row++)
-    for (int i = 0; i < points; i++) to[i * size + row] = from[row * points + i];
+  int i = 0;
+  for (; i + 8 <= points; i += 8)
+    for (int64_t row = 0; row < size; row++)
+      for (int k = 0; k < 8; k++) to[(i + k) * size + row] = from[row * points + i + k];
+  for (; i < points; i++)
+    for (int64_t row = 0; row < size; row++) to[i * size + row] = from[row * points + i];
 }
 
 static XLA_FFI_Error *check(XLA_FFI_CallFrame *frame, const ct_pointwise *f, int64_t *num_points) {
