@@ -4,7 +4,7 @@ The values of a jaxpr are small arrays. They are taken apart into scalars here: 
 :class:`Scalar`, each a constant or a C variable. So what only moves values (reshape, transpose, slice, gather with
 constant indices ...) leaves nothing behind in C, and what computes becomes a line for each element. Equal lines are
 written once, constants are folded, and lines that nothing uses are left out. The rules for the primitives are in
-``codegen_rules``, :class:`Builder` is what they write to.
+``codegen_rules`` and the other modules ``codegen_*``; :class:`Builder` is what they write to.
 
 Arithmetic is that of JAX, rounding by rounding, except that a C compiler may contract a product and a sum (FMA), and
 that products with constant zeros in matrix products are left out, whatever the other factor is.
@@ -12,8 +12,11 @@ that products with constant zeros in matrix products are left out, whatever the 
 
 from __future__ import annotations
 
+import functools
+import importlib
 import linecache
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,11 +26,18 @@ import numpy as np
 
 from ceedtap import jax_compat
 
-Elements = np.ndarray  # of dtype object: Scalar, or Complex
+# A NumPy array of dtype object: of Scalar, or of Complex. NumPy's type hints know no such arrays.
+Elements = Any
 
 
 class TranslationError(TypeError):
     """A function that cannot be translated to C; the message names the primitive and the user's line."""
+
+    located = False  # whether the message does so already
+
+
+# Why primitives have no translation, for messages. A primitive that is neither here nor has a rule is unknown.
+REFUSED: dict[str, str] = {}
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
@@ -59,11 +69,16 @@ def c_type(dtype: np.dtype) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Scalar:
-    """One element of an array: a constant (`value` is set) or what the C expression `text` means."""
+    """One element of an array: a constant (`value` is set) or what the C expression `text` means.
+
+    `place` is set when the element lies in a C array that is not written to any more: the array and the position. Loops
+    over such elements need no copy of them.
+    """
 
     text: str
     dtype: np.dtype
     value: Any = None
+    place: tuple[str, int] | None = None
 
     @property
     def is_constant(self) -> bool:
@@ -76,6 +91,12 @@ class Complex:
 
     re: Scalar
     im: Scalar
+
+
+def number(value: Any, dtype: Any) -> Scalar:
+    """A constant of a real type."""
+    dtype = np.dtype(dtype)
+    return _real_constant(np.asarray(value).astype(dtype)[()], dtype)
 
 
 def constant(value: Any, dtype: Any) -> Scalar | Complex:
@@ -155,7 +176,6 @@ class Builder:
         self.scalar = np.dtype(scalar)
         self.helpers: dict[str, str] = {}  # C functions that the lines call, by name
         self.math: set[str] = set()  # functions of <math.h> that the lines call
-        self.taps: list[Any] = []
         self.comment = ""
         self._prefix = prefix
         self._count = 0
@@ -194,22 +214,38 @@ class Builder:
     def set(self, variable: Scalar, value: Scalar) -> None:
         self._append(Line(f"{variable.text} = {value.text};", (variable.text,), (*names([value]), variable.text)))
 
+    def table(self, elements: Sequence[Scalar], dtype: Any) -> tuple[str, int]:
+        """An array for reading, and where in it these elements begin."""
+        if run := consecutive(elements):
+            return run
+        dtype = np.dtype(dtype)
+        if not all(e.is_constant for e in elements):
+            return self.array(elements, dtype), 0
+        values = textwrap.fill(", ".join(e.text for e in elements), 110, break_on_hyphens=False)
+        text = f"[{len(elements)}] = {{{values}}};"
+        key = (c_type(dtype), text)
+        for scope in self._scopes:
+            if known := scope.known.get(key):
+                return known, 0
+        name = self.name()
+        self._append(Line(f"const {key[0]} {name}{text}", (name,), ()))
+        self._scopes[-1].known[key] = name
+        return name, 0
+
     def array(self, elements: Sequence[Scalar], dtype: Any) -> str:
-        """A local array with these elements, for indices that are known at run time only."""
+        """A new local array with these elements, which can be written to."""
         dtype = np.dtype(dtype)
         name = self.name()
-        if all(e.is_constant for e in elements):
-            text = f"const {c_type(dtype)} {name}[{len(elements)}] = {{{', '.join(e.text for e in elements)}}};"
-            self._append(Line(text, (name,), ()))
-            return name
         self._append(Line(f"{c_type(dtype)} {name}[{max(len(elements), 1)}];", (name,), ()))
         for i, element in enumerate(elements):
             self._append(Line(f"{name}[{i}] = {element.text};", (name,), (*names([element]), name)))
         return name
 
-    def empty_array(self, size: int, dtype: Any) -> str:
+    def empty_array(self, size: int, dtype: Any, *, outside: bool = False) -> str:
+        """A local array to write to; `outside`: declared before the nest that is being written."""
         name = self.name()
-        self._append(Line(f"{c_type(np.dtype(dtype))} {name}[{max(size, 1)}];", (name,), ()))
+        line = Line(f"{c_type(np.dtype(dtype))} {name}[{max(size, 1)}];", (name,), (), self.comment)
+        self._scopes[-2 if outside else -1].lines.append(line)
         return name
 
     def store(self, array: str, index: Scalar, value: Scalar) -> None:
@@ -222,6 +258,21 @@ class Builder:
         text = f"const {c_type(dtype)} {name} = {array}[{index}];"
         self._append(Line(text, (name,), (*names(uses), array)))
         return Scalar(name, dtype)
+
+    def elements_of(self, array: str, shape: Sequence[int], dtype: Any) -> Elements:
+        """All elements of an array that is not set any more."""
+        out = np.empty(math.prod(shape), object)
+        for i in range(out.size):
+            out[i] = Scalar(f"{array}[{i}]", np.dtype(dtype), place=(array, i))
+        return out.reshape(shape)
+
+    @contextmanager
+    def count(self, end: int, start: int = 0, step: int = 1) -> Iterator[Scalar]:
+        """A loop with an index."""
+        j = self.name()
+        advance = f"{j}++" if step == 1 else f"{j} += {step}"
+        with self.nest(f"for (int {j} = {start}; {j} < {end}; {advance})"):
+            yield Scalar(j, np.dtype(np.int32))
 
     @contextmanager
     def nest(self, head: str, uses: Iterable[Scalar] = ()) -> Iterator[None]:
@@ -240,6 +291,10 @@ class Builder:
         """Leaves the innermost loop when the condition is false."""
         self._append(Line(f"if (!{condition.text}) break;", (), tuple(names([condition]))))
 
+    def exit_if(self, condition: Scalar) -> None:
+        """Leaves the innermost loop when the condition is true."""
+        self._append(Line(f"if ({condition.text}) break;", (), tuple(names([condition]))))
+
     # -- output --------------------------------------------------------------------------------------------------
 
     def text(self, needed: Iterable[Scalar], indent: str) -> str:
@@ -254,7 +309,18 @@ def _declares(line: Line) -> bool:
 
 def names(scalars: Iterable[Scalar]) -> list[str]:
     """Variables in values; a constant has none."""
-    return [s.text for s in scalars if not s.is_constant]
+    return [s.place[0] if s.place else s.text for s in scalars if not s.is_constant]
+
+
+def consecutive(elements: Sequence[Any]) -> tuple[str, int] | None:
+    """The array in which these elements lie one after the other, and where they begin."""
+    first = elements[0].place if elements and isinstance(elements[0], Scalar) else None
+    if first is None:
+        return None
+    array, start = first
+    if all(isinstance(e, Scalar) and e.place == (array, start + i) for i, e in enumerate(elements)):
+        return first
+    return None
 
 
 def _prune(lines: Sequence[Line | Nest], wanted: set[str]) -> list[Line | Nest]:
@@ -306,6 +372,12 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
+@functools.cache
+def _load_rules() -> None:
+    for room in ("rules", "arrays", "control", "sums", "linalg", "special"):  # they import this module
+        importlib.import_module(f"ceedtap.codegen_{room}")
+
+
 def elements(values: Any, dtype: Any) -> Elements:
     """An array of constants."""
     values = np.asarray(values)
@@ -321,6 +393,7 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
     Raises:
         TranslationError: a primitive without a rule, or one that a rule refuses.
     """
+    _load_rules()
     values: dict[Any, Elements] = {}
 
     def read(atom: Any) -> Elements:
@@ -335,14 +408,10 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
     outer = builder.comment
     for eqn in jaxpr.eqns:
         builder.comment = outer or _comment(eqn)
-        name = eqn.primitive.name
-        function = RULES.get(name)
-        if function is None:
-            raise TranslationError(_cannot(eqn, "has no translation to C"))
         try:
-            results = function(builder, eqn, *[read(atom) for atom in eqn.invars], **eqn.params)
+            results = _rule_of(eqn)(builder, eqn, *[read(atom) for atom in eqn.invars], **eqn.params)
         except TranslationError as error:
-            raise error if " at " in str(error) else TranslationError(_cannot(eqn, str(error))) from None
+            raise _located(error, eqn) from None
         for var, result in zip(eqn.outvars, results, strict=True):
             values[var] = result
     builder.comment = outer
@@ -353,10 +422,27 @@ def _is_elements(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == object
 
 
-def _cannot(eqn: Any, why: str) -> str:
+def _rule_of(eqn: Any) -> Rule:
+    name = eqn.primitive.name
+    if name in RULES:
+        return RULES[name]
+    why = REFUSED.get(name)
+    raise TranslationError("has no translation to C" + (f": {why}" if why else ""))
+
+
+def _located(error: TranslationError, eqn: Any) -> TranslationError:
+    """The error with the primitive and the innermost line of the user's that is known."""
+    if error.located:
+        return error
     place = jax_compat.user_line(eqn)
-    where = f" at {place[0]}:{place[1]} ({place[2]})" if place else " at an unknown line"
-    return f"the JAX primitive `{eqn.primitive.name}` {why}{where}"
+    text = str(error)
+    if not text.startswith("the JAX primitive "):
+        text = f"the JAX primitive `{eqn.primitive.name}` {text}"
+    if place:
+        text += f", at {place[0]}:{place[1]} ({place[2]})"
+    located = TranslationError(text)
+    located.located = place is not None
+    return located
 
 
 def _comment(eqn: Any) -> str:
@@ -367,60 +453,9 @@ def _comment(eqn: Any) -> str:
     return source or f"line {place[1]} of {place[2]}"
 
 
-# -- functions -------------------------------------------------------------------------------------------------------
+# -- <math.h> ---------------------------------------------------------------------------------------------------------
 
-
-def point_function(
-    name: str, closed: Any, inputs: Sequence[str], outputs: Sequence[str], *, precise: bool = False
-) -> str:
-    """A QFunction's C source.
-
-    Args:
-        name: of the C function.
-        closed: a closed jaxpr whose inputs and outputs are the fields at one point.
-        inputs, outputs: names of the fields, for the C variables.
-        precise: use the functions of the scalar math library, whose loops do not vectorise.
-
-    Returns:
-        the text of a file that every backend of libCEED can compile: ``in[f][row * Q + i]`` holds element `row`, in C
-        order, of field f at point i.
-    """
-    jaxpr = closed.jaxpr
-    scalar = np.dtype(np.float64)
-    builder = Builder(scalar)
-    operands = []
-    for number, var in enumerate(jaxpr.invars):
-        operand = np.empty(var.aval.shape, object)
-        for row, index in enumerate(np.ndindex(var.aval.shape)):
-            read = builder.value(f"{inputs[number]}[{row} * Q + i]" if row else f"{inputs[number]}[i]", scalar, [])
-            operand[index] = read
-        operands.append(operand)
-    results = translate(builder, jaxpr, closed.consts, operands)
-    writes, needed = [], []
-    for number, (result, var) in enumerate(zip(results, jaxpr.outvars, strict=True)):
-        if np.dtype(var.aval.dtype).kind == "c":
-            raise TranslationError(f"output {outputs[number]} is complex; fields are real")
-        for row, element in enumerate(result.reshape(-1)):
-            at = f"{row} * Q + i" if row else "i"
-            writes.append(f"    {outputs[number]}[{at}] = {element.text};\n")
-            needed.append(element)
-    body = builder.text(needed, "    ")
-    ctype = "CeedScalar"
-    reads = "".join(
-        f"  const {ctype} *__restrict__ {field} = in[{number}];\n"
-        for number, field in enumerate(inputs)
-        if jaxpr.invars
-    )
-    targets = "".join(f"  {ctype} *__restrict__ {field} = out[{number}];\n" for number, field in enumerate(outputs))
-    helpers = "\n".join(builder.helpers.values())
-    return (
-        f"{_preamble(builder.math, precise)}{helpers}\n"
-        f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
-        f"{reads}{targets}  for (CeedInt i = 0; i < Q; i++) {{\n{body}{''.join(writes)}  }}\n  return 0;\n}}\n"
-    )
-
-
-# Functions of glibc's vector library; a loop over points with others of <math.h> in it is not vectorised.
+# Functions of glibc's vector library; a loop with others of <math.h> in it is not vectorised.
 VECTORISED = {
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp", "exp2",
     "expm1", "hypot", "log", "log1p", "pow", "sin", "sinh", "tan", "tanh",
@@ -439,6 +474,6 @@ def _preamble(functions: set[str], precise: bool) -> str:
         )
         for function in vectorised:
             arguments = "double, double" if function in _TWO_ARGUMENTS else "double"
-            text += f'double {function}({arguments}) __attribute__((simd("notinbranch")));\n'
+            text += f'double {function}({arguments}) __attribute__((const, simd("notinbranch")));\n'
         text += "#ifdef __cplusplus\n}\n#endif\n#endif\n#endif\n"
     return text + "#endif\n\n"

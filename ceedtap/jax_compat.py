@@ -32,6 +32,12 @@ _PRIVATE = {
     "jax._src.core": ("abstract_token",),
     "jax._src.source_info_util": ("user_frame",),
     "jax._src.ffi": ("build_ffi_lowering_function",),
+    "jax._src.lax.special": (
+        "igamma_impl",
+        "igamma_grad_a_impl",
+        "igammac_impl",
+        "regularized_incomplete_beta_impl",
+    ),
 }
 
 
@@ -183,6 +189,22 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def special_function(name: str) -> Callable[..., Any]:
+    """What JAX itself makes of a special function, in terms of simpler ones: arrays of one shape and type -> array."""
+    module = importlib.import_module("jax._src.lax.special")
+    function = getattr(module, f"{name}_impl")
+    return lambda *args: function(*args, dtype=args[0].dtype)
+
+
+def expansion(primitive: Any) -> Callable[..., Any]:
+    """What a primitive of JAX's high-level kind is made of: a function of its flat operands, with flat results."""
+
+    def function(*operands: Any) -> Any:
+        return jax.tree.leaves(primitive.expand(*jax.tree.unflatten(primitive.in_tree, operands)))
+
+    return function
 
 
 def concrete() -> Any:

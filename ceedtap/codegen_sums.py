@@ -1,0 +1,248 @@
+"""Rules of :mod:`ceedtap.codegen` for reductions, contractions and sorting."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ceedtap import jax_compat
+from ceedtap.codegen import (
+    Builder,
+    Elements,
+    Scalar,
+    consecutive,
+    constant,
+    number,
+    rule,
+)
+from ceedtap.codegen_control import via_jax
+from ceedtap.codegen_rules import MIN_LOOPED, Element, apply, choose, convert, load_at, real
+
+# Contractions of more products, or with MIN_LOOPED or more terms or results in a row, become loops.
+MAX_PRODUCTS = 512
+# So many sums at once.
+BLOCK = 64
+
+# -- reductions --------------------------------------------------------------------------------------------------------
+
+
+def _reduced(builder: Builder, name: str, values: Sequence[Element], start: Element) -> Element:
+    """Combined in order. What the compiler may not reorder stays in the order in which it is written."""
+    result: Element | None = None
+    for value in values:
+        result = value if result is None else apply(builder, name, result, value)
+    return start if result is None else result
+
+
+_REDUCTIONS = {"reduce_sum": ("add", 0), "reduce_prod": ("mul", 1), "reduce_max": ("max", -np.inf),
+               "reduce_min": ("min", np.inf), "reduce_and": ("and", True), "reduce_or": ("or", False),
+               "reduce_xor": ("xor", 0)}  # fmt: skip
+
+
+@rule(*_REDUCTIONS)
+def _reduce(builder: Builder, eqn: Any, x: Elements, *, axes: Any, **_: Any) -> list[Elements]:
+    name, start = _REDUCTIONS[eqn.primitive.name]
+    dtype = eqn.outvars[0].aval.dtype
+    if x.size == 0 and dtype.kind in "iu" and isinstance(start, float):
+        start = np.iinfo(dtype).min if start < 0 else np.iinfo(dtype).max
+    kept = [d for d in range(x.ndim) if d not in axes]
+    moved = x.transpose([*kept, *axes]).reshape(*(x.shape[d] for d in kept), -1)
+    out = np.empty([x.shape[d] for d in kept], object)
+    for index in np.ndindex(out.shape):
+        out[index] = _reduced(builder, name, list(moved[index]), constant(start if x.size == 0 else 0, dtype))
+    return [out]
+
+
+@rule("argmax", "argmin")
+def _arg(builder: Builder, eqn: Any, x: Elements, *, axes: Any, index_dtype: Any) -> list[Elements]:
+    compare = "gt" if eqn.primitive.name == "argmax" else "lt"
+    (axis,) = axes
+    moved = np.moveaxis(x, axis, -1)
+    out = np.empty(moved.shape[:-1], object)
+    for index in np.ndindex(out.shape):
+        best, at = moved[index][0], number(0, index_dtype)
+        for i, value in enumerate(moved[index][1:], 1):
+            better = real(builder, compare, value, best)
+            if value.dtype.kind == "f":  # the first nan wins
+                is_nan = real(builder, "ne", value, value)
+                was_nan = real(builder, "ne", best, best)
+                better = real(builder, "and", real(builder, "or", better, is_nan), real(builder, "not", was_nan))
+            at = choose(builder, better, number(i, index_dtype), at)
+            best = choose(builder, better, value, best)
+        out[index] = at
+    return [out]
+
+
+_CUMULATIVE = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
+
+
+@rule(*_CUMULATIVE)
+def _cumulative(builder: Builder, eqn: Any, x: Elements, *, axis: int, reverse: bool) -> list[Elements]:
+    moved = np.moveaxis(x, axis, -1).copy()
+    order = range(moved.shape[-1] - 1, -1, -1) if reverse else range(moved.shape[-1])
+    for index in np.ndindex(moved.shape[:-1]):
+        so_far = None
+        for i in order:
+            value = moved[(*index, i)]
+            so_far = value if so_far is None else apply(builder, _CUMULATIVE[eqn.primitive.name], so_far, value)
+            moved[(*index, i)] = so_far
+    return [np.moveaxis(moved, -1, axis)]
+
+
+@rule("cumlogsumexp")
+def _cumlogsumexp(builder: Builder, eqn: Any, x: Elements, *, axis: int, reverse: bool) -> list[Elements]:
+    def function(x: Any) -> Any:
+        return jax.lax.associative_scan(jnp.logaddexp, x, axis=axis, reverse=reverse)
+
+    return via_jax(builder, function, [x], [eqn.invars[0].aval])
+
+
+@rule("dot_general")
+def _dot_general(
+    builder: Builder, eqn: Any, a: Elements, b: Elements, *, dimension_numbers: Any, **_: Any
+) -> list[Elements]:
+    (contract_a, contract_b), (batch_a, batch_b) = dimension_numbers
+    free_a = [d for d in range(a.ndim) if d not in contract_a and d not in batch_a]
+    free_b = [d for d in range(b.ndim) if d not in contract_b and d not in batch_b]
+    dtype = eqn.outvars[0].aval.dtype
+    k = math.prod(a.shape[d] for d in contract_a)
+    left = a.transpose([*batch_a, *free_a, *contract_a]).reshape(
+        math.prod(a.shape[d] for d in batch_a), math.prod(a.shape[d] for d in free_a), k
+    )
+    right = b.transpose([*batch_b, *free_b, *contract_b]).reshape(
+        left.shape[0], math.prod(b.shape[d] for d in free_b), k
+    )
+    large = left.shape[1] * right.size > MAX_PRODUCTS or max(left.shape[1], right.shape[1], k) >= MIN_LOOPED
+    if large and k and dtype.kind != "c":
+        return [_contraction_loops(builder, left, right, dtype).reshape(eqn.outvars[0].aval.shape)]
+    out = np.empty((left.shape[0], left.shape[1], right.shape[1]), object)
+    for n, i, j in np.ndindex(out.shape):
+        out[n, i, j] = _inner(builder, left[n, i], right[n, j], dtype)
+    return [out.reshape(eqn.outvars[0].aval.shape)]
+
+
+def _contraction_loops(builder: Builder, left: Elements, right: Elements, dtype: np.dtype) -> Elements:
+    """out[n, i, j] = sum over k of left[n, i, k] * right[n, j, k], in loops whose innermost one runs over outputs."""
+    if left.shape[1] > right.shape[1]:
+        return _contraction_loops(builder, right, left, dtype).transpose(0, 2, 1)
+    num, rows, depth = left.shape
+    width = right.shape[1]
+    out = np.empty((num, rows, width), object)
+    for n in range(num):
+        a = [e if e.dtype == dtype else convert(builder, e, dtype) for e in left[n].reshape(-1)]
+        b = [e if e.dtype == dtype else convert(builder, e, dtype) for e in right[n].reshape(-1)]
+        x = (*builder.table(a, dtype), dtype)
+        w = (*_transposed_table(builder, np.array(b, object).reshape(width, depth), dtype), dtype)
+        sums = builder.empty_array(rows * width, dtype)
+        zero = number(0, dtype)
+        for i in range(rows):
+            for start in range(0, width, BLOCK):
+                block = min(BLOCK, width - start)
+                # A block of sums that fits into the registers of the processor.
+                part = builder.empty_array(block, dtype)
+                with builder.count(block) as j:
+                    builder.store(part, j, zero)
+                with builder.count(depth) as k:
+                    factor = load_at(builder, x, i * depth, k)
+                    with builder.count(block) as j:
+                        weight = load_at(builder, w, start, f"{k.text} * {width}", j)
+                        old = builder.load(part, j.text, dtype, [j])
+                        builder.store(part, j, real(builder, "add", old, real(builder, "mul", factor, weight)))
+                with builder.count(block) as j:
+                    at = builder.value(f"{j.text} + {i * width + start}", np.int32, [j])
+                    builder.store(sums, at, builder.load(part, j.text, dtype, [j]))
+        out[n] = builder.elements_of(sums, (rows, width), dtype)
+    return out
+
+
+def _transposed_table(builder: Builder, matrix: Elements, dtype: np.dtype) -> tuple[str, int]:
+    """The transpose as an array for reading; transposed in a loop if the matrix lies in an array as it is."""
+    run = consecutive(list(matrix.reshape(-1)))
+    if run is None or 1 in matrix.shape:
+        return builder.table(list(matrix.T.reshape(-1)), dtype)
+    rows, columns = matrix.shape
+    out = builder.empty_array(matrix.size, dtype)
+    with builder.count(rows) as i, builder.count(columns) as j:
+        at = builder.value(f"{j.text} * {rows} + {i.text}", np.int32, [i, j])
+        builder.store(out, at, load_at(builder, (*run, dtype), 0, f"{i.text} * {columns}", j))
+    return out, 0
+
+
+def _inner(builder: Builder, a: Elements, b: Elements, dtype: Any) -> Element:
+    def cast(x: Element) -> Element:
+        return convert(builder, x, dtype) if isinstance(x, Scalar) and np.dtype(dtype).kind != "c" else x
+
+    total: Element | None = None
+    for x, y in zip(a, b, strict=True):
+        if any(isinstance(e, Scalar) and e.is_constant and e.value == 0 for e in (x, y)):
+            continue
+        product = apply(builder, "mul", cast(x), cast(y))
+        total = product if total is None else apply(builder, "add", total, product)
+    return number(0, dtype) if total is None else total
+
+
+@rule("conv_general_dilated")
+def _convolution(builder: Builder, eqn: Any, x: Elements, kernel: Elements, **params: Any) -> list[Elements]:
+    """Every output is a sum of products; JAX's derivative of the convolution of zeros says which."""
+    dtype = eqn.outvars[0].aval.dtype
+    with jax_compat.concrete():
+        count = np.asarray(eqn.primitive.bind(jnp.zeros(x.shape), jnp.zeros(kernel.shape), **params)).shape
+        out = np.full(math.prod(count), None, object)
+        for i in range(x.size):
+            unit = jnp.zeros(x.size).at[i].set(1.0).reshape(x.shape)
+            marks = jnp.asarray(np.arange(1.0, kernel.size + 1).reshape(kernel.shape))
+            which = np.asarray(eqn.primitive.bind(unit, marks, **params)).reshape(-1).round().astype(int)
+            for o in np.nonzero(which)[0]:
+                product = apply(builder, "mul", x.flat[i], kernel.flat[which[o] - 1])
+                out[o] = product if out[o] is None else apply(builder, "add", out[o], product)
+    out[[e is None for e in out]] = number(0, dtype)
+    return [out.reshape(count)]
+
+
+@rule("sort")
+def _sort(builder: Builder, eqn: Any, *operands: Elements, dimension: int, num_keys: int, **_: Any) -> list[Elements]:
+    """An insertion network: stable, without jumps; nan sorts last."""
+    moved = [np.moveaxis(x, dimension, -1).copy() for x in operands]
+    n = moved[0].shape[-1]
+    for index in np.ndindex(moved[0].shape[:-1]):
+        rows = [x[index] for x in moved]
+        for last in range(n - 1, 0, -1):
+            for i in range(last):
+                swap = _comes_before(builder, [r[i + 1] for r in rows[:num_keys]], [r[i] for r in rows[:num_keys]])
+                for row in rows:
+                    a, b = row[i], row[i + 1]
+                    row[i], row[i + 1] = choose(builder, swap, b, a), choose(builder, swap, a, b)
+    return [np.moveaxis(x, -1, dimension) for x in moved]
+
+
+def _comes_before(builder: Builder, a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
+    """Whether a sorts strictly before b, by the first key that differs."""
+    op = functools.partial(real, builder)
+    result: Scalar = number(False, bool)
+    for x, y in reversed(list(zip(a, b, strict=True))):
+        less = op("lt", x, y)
+        equal = op("eq", x, y)
+        if x.dtype.kind == "f":
+            x_nan, y_nan = op("ne", x, x), op("ne", y, y)
+            less = op("or", less, op("and", op("not", x_nan), y_nan))
+            equal = op("or", equal, op("and", x_nan, y_nan))
+        result = op("or", less, op("and", equal, result))
+    return result
+
+
+@rule("top_k")
+def _top_k(builder: Builder, eqn: Any, x: Elements, *, k: int, axis: int = -1, **_: Any) -> list[Elements]:
+    def function(x: Any) -> Any:
+        n = x.shape[axis]
+        positions = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
+        values, where = jax.lax.sort((-x, positions), dimension=axis % x.ndim, num_keys=1)
+        cut = functools.partial(jax.lax.slice_in_dim, start_index=0, limit_index=min(k, n), axis=axis % x.ndim)
+        return -cut(values), cut(where)
+
+    return via_jax(builder, function, [x], [eqn.invars[0].aval])
