@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,12 +17,13 @@ from ceedtap.codegen import (
     Elements,
     Scalar,
     TranslationError,
+    elements,
     number,
     rule,
     translate,
 )
 from ceedtap.codegen_arrays import flat_index, from_parts, real_parts
-from ceedtap.codegen_rules import elementwise, select
+from ceedtap.codegen_rules import elementwise, real, select
 
 # Loops of at most so many equations in all are written out.
 MAX_UNROLLED = 400
@@ -53,12 +55,79 @@ def _nested(builder: Builder, eqn: Any, *operands: Elements, **params: Any) -> l
 
 @rule("custom_linear_solve")
 def _custom_linear_solve(builder: Builder, eqn: Any, *operands: Elements, const_lengths: Any, jaxprs: Any) -> list:
-    skip = sum(const_lengths[name_] for name_ in ("matvec", "vecmat")) if hasattr(const_lengths, "keys") else (
-        const_lengths.matvec + const_lengths.vecmat
-    )  # fmt: skip
-    all_consts = const_lengths.matvec + const_lengths.vecmat + const_lengths.solve + const_lengths.transpose_solve
-    solve = operands[skip : skip + const_lengths.solve]
-    return translate(builder, jaxprs.solve.jaxpr, jaxprs.solve.consts, [*solve, *operands[all_consts:]])
+    ends = np.cumsum([const_lengths.matvec, const_lengths.vecmat, const_lengths.solve, const_lengths.transpose_solve])
+    b = operands[ends[3] :]
+    if len(b) == 1 and b[0].ndim and b[0].shape[-1] <= MAX_CRAMER:
+
+        def product(x: Elements) -> Elements:
+            matvec = jaxprs.matvec
+            return translate(builder, matvec.jaxpr, matvec.consts, [*operands[: ends[0]], x])[0]
+
+        if (matrices := _matrices(product, b[0], eqn.invars[-1].aval.dtype)) is not None:
+            return [_cramer(builder, matrices, b[0])]
+    solve = operands[ends[1] : ends[2]]
+    return translate(builder, jaxprs.solve.jaxpr, jaxprs.solve.consts, [*solve, *b])
+
+
+# Systems of at most so many equations are solved by Cramer's rule. It has no pivots, so nothing has to be chosen and
+# compared at each point; for geometry and for constitutive laws, which it is there for, it is as accurate.
+MAX_CRAMER = 3
+
+
+def _matrices(product: Callable[[Elements], Elements], b: Elements, dtype: np.dtype) -> Elements | None:
+    """The matrices of a linear function of vectors along the last axis, (..., n, n); None if it is something else."""
+    if np.dtype(dtype).kind != "f":
+        return None
+    n = b.shape[-1]
+    out = np.empty((*b.shape, n), object)
+    zeros = elements(np.zeros(b.shape), dtype)
+    for lane in np.ndindex(b.shape[:-1]):
+        for j in range(n):
+            unit = zeros.copy()
+            unit[(*lane, j)] = number(1, dtype)
+            column = product(unit)
+            out[(*lane, slice(None), j)] = column[lane]
+            column = column.copy()
+            column[lane] = zeros[lane]
+            if not all(isinstance(e, Scalar) and e.is_constant and e.value == 0 for e in column.reshape(-1)):
+                return None
+    return out
+
+
+def _cramer(builder: Builder, matrices: Elements, b: Elements) -> Elements:
+    op = functools.partial(real, builder)
+    out = np.empty(b.shape, object)
+    for lane in np.ndindex(b.shape[:-1]):
+        a, n = matrices[lane], b.shape[-1]
+        adjugate = _adjugate(op, a)
+        determinant = functools.reduce(
+            functools.partial(op, "add"), [op("mul", a[0, k], adjugate[k][0]) for k in range(n)]
+        )
+        inverse = op("div", number(1, determinant.dtype), determinant)
+        for i in range(n):
+            terms = [
+                op("mul", adjugate[i][j], b[(*lane, j)])
+                for j in range(n)
+                if not (b[(*lane, j)].is_constant and b[(*lane, j)].value == 0)
+            ]
+            total = functools.reduce(functools.partial(op, "add"), terms) if terms else number(0, determinant.dtype)
+            out[(*lane, i)] = op("mul", total, inverse)
+    return out
+
+
+def _adjugate(op: Callable[..., Scalar], a: Elements) -> list[list[Scalar]]:
+    n = len(a)
+    if n == 1:
+        return [[number(1, a[0, 0].dtype)]]
+    if n == 2:
+        return [[a[1, 1], op("neg", a[0, 1])], [op("neg", a[1, 0]), a[0, 0]]]
+
+    def minor(i: int, j: int) -> Scalar:
+        # With cyclic indices the signs come out right.
+        r, s, t, u = (i + 1) % 3, (i + 2) % 3, (j + 1) % 3, (j + 2) % 3
+        return op("sub", op("mul", a[r, t], a[s, u]), op("mul", a[r, u], a[s, t]))
+
+    return [[minor(j, i) for j in range(3)] for i in range(3)]
 
 
 def _num_equations(jaxpr: Any) -> int:

@@ -76,7 +76,11 @@ class Linearization:
 
     def _square(self) -> tuple[Slot, Slot]:
         outputs = self._application.function.outputs
-        if len(outputs) != 1 or self._slot.kind != "space" or outputs[0].fields[0].space is not self._slot.fields[0].space:
+        if (
+            len(outputs) != 1
+            or self._slot.kind != "space"
+            or outputs[0].fields[0].space is not self._slot.fields[0].space
+        ):
             raise ValueError(
                 f"the matrix of {self._application.name} with respect to {self._slot.name} is not square: it needs one "
                 "output, of the same space as the field"
@@ -119,7 +123,9 @@ class Linearization:
         space = self._slot.fields[0].space
         assert space is not None
         components = math.prod(self._slot.shape[1:])
-        dofs = (space.element_nodes[:, :, None] * components + np.arange(components)).reshape(len(space.element_nodes), -1)
+        dofs = (space.element_nodes[:, :, None] * components + np.arange(components)).reshape(
+            len(space.element_nodes), -1
+        )
         rows, columns = np.broadcast_arrays(dofs[:, :, None], dofs[:, None, :])
         indices = np.stack([rows.reshape(-1), columns.reshape(-1)], axis=1)
         return sparse.BCOO((local.reshape(-1), jnp.asarray(indices)), shape=(self._slot.size, self._slot.size))
