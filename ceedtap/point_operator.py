@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -189,6 +190,10 @@ class _PointApplication(Application):
     def _set_fields(self, op: CeedOperator, slot: Slot, vector: Any) -> None:
         for name, field in zip(slot.field_names(), slot.fields, strict=True):
             op.set_field(name, *self.domain.place(slot, field), vector)
+            if slot in self.function.outputs and isinstance(vector, Vector):
+                # Outputs that contribute to one vector: libCEED adds them up. `set_field` refuses a vector that another
+                # output has, so the next one gets a handle of its own on the same vector.
+                vector = copy.copy(vector)
 
     def connect(self) -> Connection:
         op, ends, outputs = self.build()
