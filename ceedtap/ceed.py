@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ceedtap import ceed_basis, ceed_operator, ceed_qfunction, ceed_restriction, ceed_vector
+from ceedtap import (
+    ceed_basis,
+    ceed_callback,
+    ceed_context,
+    ceed_operator,
+    ceed_qfunction,
+    ceed_restriction,
+    ceed_vector,
+)
 from ceedtap.ceed_basis import Basis as Basis
 from ceedtap.ceed_basis import BasisH1 as BasisH1
+from ceedtap.ceed_basis import BasisHcurl as BasisHcurl
+from ceedtap.ceed_basis import BasisHdiv as BasisHdiv
 from ceedtap.ceed_basis import BasisTensorH1 as BasisTensorH1
 from ceedtap.ceed_basis import BasisTensorH1Lagrange as BasisTensorH1Lagrange
+from ceedtap.ceed_callback import PythonQFunction as PythonQFunction
 from ceedtap.ceed_constants import BASIS_NONE as BASIS_NONE
 from ceedtap.ceed_constants import COPY_VALUES as COPY_VALUES
 from ceedtap.ceed_constants import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
@@ -58,18 +69,26 @@ from ceedtap.ceed_constants import NormType as NormType
 from ceedtap.ceed_constants import QuadMode as QuadMode
 from ceedtap.ceed_constants import Sentinel as Sentinel
 from ceedtap.ceed_constants import TransposeMode as TransposeMode
-from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of
-from ceedtap.ceed_object import integer
+from ceedtap.ceed_context import QFunctionContext as QFunctionContext
+from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of, root_of
+from ceedtap.ceed_object import captured, integer
 from ceedtap.ceed_operator import CompositeOperator as CompositeOperator
 from ceedtap.ceed_operator import Operator as Operator
 from ceedtap.ceed_operator import OperatorField as OperatorField
 from ceedtap.ceed_qfunction import IdentityQFunction as IdentityQFunction
 from ceedtap.ceed_qfunction import QFunction as QFunction
 from ceedtap.ceed_qfunction import QFunctionByName as QFunctionByName
-from ceedtap.ceed_qfunction import QFunctionContext as QFunctionContext
 from ceedtap.ceed_qfunction import QFunctionField as QFunctionField
+from ceedtap.ceed_restriction import AtPointsElemRestriction as AtPointsElemRestriction
+from ceedtap.ceed_restriction import BlockedCurlOrientedElemRestriction as BlockedCurlOrientedElemRestriction
+from ceedtap.ceed_restriction import BlockedElemRestriction as BlockedElemRestriction
+from ceedtap.ceed_restriction import BlockedOrientedElemRestriction as BlockedOrientedElemRestriction
+from ceedtap.ceed_restriction import BlockedStridedElemRestriction as BlockedStridedElemRestriction
+from ceedtap.ceed_restriction import CurlOrientedElemRestriction as CurlOrientedElemRestriction
 from ceedtap.ceed_restriction import ElemRestriction as ElemRestriction
+from ceedtap.ceed_restriction import OrientedElemRestriction as OrientedElemRestriction
 from ceedtap.ceed_restriction import StridedElemRestriction as StridedElemRestriction
+from ceedtap.ceed_restriction import TransposeBlockedElemRestriction as TransposeBlockedElemRestriction
 from ceedtap.ceed_restriction import TransposeElemRestriction as TransposeElemRestriction
 from ceedtap.ceed_vector import Vector as Vector
 
@@ -117,6 +136,37 @@ class Ceed:
             library.lib.CeedSetErrorHandler(root, library.ffi.addressof(library.lib, "CeedErrorStore"))
             self._take(copy[0])
         return self
+
+    @classmethod
+    def wrap(cls, obj: Any, library: Library | None = None) -> Ceed:
+        """A Ceed that other code made: a reference is taken. Its errors are returned from now on instead of ending the
+        process.
+
+        Args:
+            obj: a Ceed of the `libceed` package, or the address of a ``struct Ceed_private``, which cannot be checked:
+                it must be that of a living one of the same libCEED.
+            library: that libCEED; by default the one that :func:`ceedtap.ceed_ffi.load` finds.
+
+        Raises:
+            TypeError, ValueError: an object of another kind.
+            CeedIncompatibleError: it was made by another libCEED than ceedtap's.
+        """
+        from ceedtap import ceed_foreign
+
+        library = load() if library is None else library
+        if isinstance(obj, Ceed):
+            raise TypeError(f"obj: {obj!r} is ceedtap's own; use it as it is")
+        address = ceed_foreign.address_of(obj, library, "Ceed", False, library)
+        return cls._wrap(library, root_of(library, library.ffi.cast("Ceed", address)))
+
+    @property
+    def address(self) -> int:
+        """Address of libCEED's object, for other code in this process; valid as long as this object lives."""
+        return int(self.library.ffi.cast("uintptr_t", self._pointer))
+
+    def view(self) -> str:
+        """What libCEED says about itself and its backend."""
+        return captured(self, lambda stream: self._call("CeedView", self.pointer, stream))
 
     @property
     def pointer(self) -> Any:
@@ -187,6 +237,105 @@ class Ceed:
             self, nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode
         )
 
+    def OrientedElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        orients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> OrientedElemRestriction:
+        """See :class:`ceedtap.ceed.OrientedElemRestriction`."""
+        return ceed_restriction.OrientedElemRestriction(
+            self, nelem, elemsize, ncomp, compstride, lsize, offsets, orients, memtype, cmode
+        )
+
+    def CurlOrientedElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        curlorients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> CurlOrientedElemRestriction:
+        """See :class:`ceedtap.ceed.CurlOrientedElemRestriction`."""
+        return ceed_restriction.CurlOrientedElemRestriction(
+            self, nelem, elemsize, ncomp, compstride, lsize, offsets, curlorients, memtype, cmode
+        )
+
+    def BlockedElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> BlockedElemRestriction:
+        """See :class:`ceedtap.ceed.BlockedElemRestriction`."""
+        return ceed_restriction.BlockedElemRestriction(
+            self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, memtype, cmode
+        )
+
+    def BlockedOrientedElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        orients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> BlockedOrientedElemRestriction:
+        """See :class:`ceedtap.ceed.BlockedOrientedElemRestriction`."""
+        return ceed_restriction.BlockedOrientedElemRestriction(
+            self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, orients, memtype, cmode
+        )
+
+    def BlockedCurlOrientedElemRestriction(
+        self,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        curlorients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> BlockedCurlOrientedElemRestriction:
+        """See :class:`ceedtap.ceed.BlockedCurlOrientedElemRestriction`."""
+        return ceed_restriction.BlockedCurlOrientedElemRestriction(
+            self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, curlorients, memtype, cmode
+        )
+
+    def BlockedStridedElemRestriction(
+        self, nelem: int, elemsize: int, blksize: int, ncomp: int, lsize: int, strides: npt.ArrayLike | Sentinel
+    ) -> BlockedStridedElemRestriction:
+        """See :class:`ceedtap.ceed.BlockedStridedElemRestriction`."""
+        return ceed_restriction.BlockedStridedElemRestriction(self, nelem, elemsize, blksize, ncomp, lsize, strides)
+
+    def AtPointsElemRestriction(
+        self, nelem: int, ncomp: int, lsize: int, points: Sequence[npt.ArrayLike]
+    ) -> AtPointsElemRestriction:
+        """See :class:`ceedtap.ceed.AtPointsElemRestriction`."""
+        return ceed_restriction.AtPointsElemRestriction(self, nelem, ncomp, lsize, points)
+
     def StridedElemRestriction(
         self, nelem: int, elemsize: int, ncomp: int, lsize: int, strides: npt.ArrayLike | Sentinel
     ) -> StridedElemRestriction:
@@ -225,6 +374,34 @@ class Ceed:
         """See :class:`ceedtap.ceed.BasisH1`."""
         return ceed_basis.BasisH1(self, topo, ncomp, nnodes, nqpts, interp, grad, qref, qweight)
 
+    def BasisHdiv(
+        self,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        interp: npt.ArrayLike,
+        div: npt.ArrayLike,
+        qref: npt.ArrayLike,
+        qweight: npt.ArrayLike,
+    ) -> BasisHdiv:
+        """See :class:`ceedtap.ceed.BasisHdiv`."""
+        return ceed_basis.BasisHdiv(self, topo, ncomp, nnodes, nqpts, interp, div, qref, qweight)
+
+    def BasisHcurl(
+        self,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        interp: npt.ArrayLike,
+        curl: npt.ArrayLike,
+        qref: npt.ArrayLike,
+        qweight: npt.ArrayLike,
+    ) -> BasisHcurl:
+        """See :class:`ceedtap.ceed.BasisHcurl`."""
+        return ceed_basis.BasisHcurl(self, topo, ncomp, nnodes, nqpts, interp, curl, qref, qweight)
+
     def QFunction(self, vlength: int, f: Callable[..., int] | int | None, source: str | os.PathLike[str]) -> QFunction:
         """See :class:`ceedtap.ceed.QFunction`."""
         return ceed_qfunction.QFunction(self, vlength, f, source)
@@ -237,9 +414,19 @@ class Ceed:
         """See :class:`ceedtap.ceed.IdentityQFunction`."""
         return ceed_qfunction.IdentityQFunction(self, size, inmode, outmode)
 
-    def QFunctionContext(self) -> QFunctionContext:
+    def QFunctionContext(self, fields: Any = None) -> QFunctionContext:
         """See :class:`ceedtap.ceed.QFunctionContext`."""
-        return ceed_qfunction.QFunctionContext(self)
+        return ceed_context.QFunctionContext(self, fields)
+
+    def PythonQFunction(
+        self,
+        f: Callable[[Any, int, tuple[np.ndarray, ...], tuple[np.ndarray, ...]], object],
+        inputs: Iterable[tuple[str, int, int]] = (),
+        outputs: Iterable[tuple[str, int, int]] = (),
+        context: ceed_context.QFunctionContext | None = None,
+    ) -> PythonQFunction:
+        """See :class:`ceedtap.ceed.PythonQFunction`."""
+        return ceed_callback.PythonQFunction(self, f, inputs, outputs, context)
 
     def Operator(
         self,

@@ -18,6 +18,7 @@ from ceedtap.ceed_constants import (
     Sentinel,
     TransposeMode,
 )
+from ceedtap.ceed_ffi import CeedUnsupportedError
 from ceedtap.ceed_object import INT_MAX, CeedObject, enum, integer, scalars
 from ceedtap.ceed_restriction import check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
@@ -52,6 +53,31 @@ class Basis(CeedObject):
         if max(nodes, points) * ncomp * dim > INT_MAX:
             raise ValueError(f"an element of {nodes} nodes and {points} quadrature points is too large for libCEED")
 
+    @classmethod
+    def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Basis:
+        """A basis that other code made; see :meth:`ceedtap.Vector.wrap`."""
+        from ceedtap import ceed_foreign
+
+        found = ceed_foreign.find(obj, ceed, "CeedBasis", own)
+        ffi = found.ceed.library.ffi
+
+        def get(name: str, ctype: str = "CeedInt *") -> int:
+            value = ffi.new(ctype)
+            found.ceed._call(f"CeedBasis{name}", found.pointer, value)
+            return int(value[0])
+
+        with found.ceed.lock:
+            tensor, space = get("IsTensor", "bool *"), ("", "H1", "H(div)", "H(curl)")[get("GetFESpace", "int *")]
+            kinds = {"H1": BasisTensorH1 if tensor else Basis, "H(div)": BasisHdiv, "H(curl)": BasisHcurl}
+            kind: Any = kinds.get(space, Basis)
+            self: Basis = kind.__new__(kind)
+            if isinstance(self, BasisTensorH1):
+                self.P1d, self.Q1d = get("GetNumNodes1D"), get("GetNumQuadraturePoints1D")
+            counts = get("GetNumNodes"), get("GetNumQuadraturePoints")
+            self._size(get("GetDimension"), get("GetNumComponents"), *counts)
+            self._own(found.ceed, "CeedBasis", found.create, lambda _: obj)
+        return self
+
     def get_num_nodes(self) -> int:
         """Nodes of an element."""
         return self.num_nodes
@@ -60,16 +86,34 @@ class Basis(CeedObject):
         """Quadrature points of an element."""
         return self.num_quadrature_points
 
+    space = "H1"
+    _components: dict[EvalMode, int] | None = None
+
+    def components(self, emode: int) -> int:
+        """Values per quadrature point of one component; 0 where the basis does not have this evaluation mode."""
+        if self._components is None:
+            self._components = {
+                "H1": {EvalMode.INTERP: 1, EvalMode.GRAD: self.dim, EvalMode.WEIGHT: 1},
+                "H(div)": {EvalMode.INTERP: self.dim, EvalMode.DIV: 1, EvalMode.WEIGHT: 1},
+                "H(curl)": {
+                    EvalMode.INTERP: self.dim,
+                    EvalMode.CURL: 1 if self.dim < 3 else self.dim,
+                    EvalMode.WEIGHT: 1,
+                },
+            }[self.space]
+        return self._components.get(EvalMode(emode), 0)
+
     def field_size(self, emode: int) -> int:
         """Values per quadrature point of one field: what a QFunction sees with this evaluation mode."""
-        return {EvalMode.INTERP: self.ncomp, EvalMode.GRAD: self.dim * self.ncomp, EvalMode.WEIGHT: 1}[EvalMode(emode)]
+        return 1 if emode == EvalMode.WEIGHT else self.components(emode) * self.ncomp
 
     def apply(self, nelem: int, emode: int, u: Vector | Sentinel, v: Vector, tmode: int = NOTRANSPOSE) -> None:
         """Applies the basis to E-vectors, or its transpose.
 
         Args:
             nelem: number of elements.
-            emode: EVAL_INTERP, EVAL_GRAD (gradients on the reference element, direction slowest) or EVAL_WEIGHT.
+            emode: EVAL_INTERP, EVAL_GRAD (H1: gradients on the reference element, direction slowest), EVAL_DIV
+                (H(div)), EVAL_CURL (H(curl)) or EVAL_WEIGHT.
             u: values at the nodes; with TRANSPOSE at the quadrature points; VECTOR_NONE for EVAL_WEIGHT.
             v: values at the quadrature points; with TRANSPOSE at the nodes; overwritten.
             tmode: NOTRANSPOSE or TRANSPOSE.
@@ -80,8 +124,9 @@ class Basis(CeedObject):
         """
         nelem = integer("nelem", nelem, 1)
         mode, transpose = enum("emode", emode, EvalMode), enum("tmode", tmode, TransposeMode)
-        if mode not in (EvalMode.INTERP, EvalMode.GRAD, EvalMode.WEIGHT):
-            raise ValueError(f"emode: an H1 basis has EVAL_INTERP, EVAL_GRAD and EVAL_WEIGHT, not EVAL_{mode.name}")
+        if not self.components(mode):
+            known = " and ".join(f"EVAL_{m.name}" for m in EvalMode if self.components(m))
+            raise ValueError(f"emode: an {self.space} basis has {known}, not EVAL_{mode.name}")
         nodes, points = nelem * self.num_nodes * self.ncomp, nelem * self.num_quadrature_points * self.field_size(mode)
         if mode is EvalMode.WEIGHT and (transpose is TRANSPOSE or u is not VECTOR_NONE):
             raise ValueError("EVAL_WEIGHT takes no input: u is VECTOR_NONE and tmode NOTRANSPOSE")
@@ -113,17 +158,64 @@ class Basis(CeedObject):
         array = ffi.new("const CeedScalar **")
         with self.ceed.lock:
             self._call(function, self.pointer, array)
+            if array[0] == ffi.NULL:
+                raise CeedUnsupportedError(f"{self!r} has no such matrix")
             dtype = self.ceed.library.scalar_dtype
             size = int(np.prod(shape)) * dtype.itemsize
             return np.frombuffer(bytes(ffi.buffer(ffi.cast("char *", array[0]), size)), dtype).reshape(shape).copy()
 
     def get_interp(self) -> np.ndarray:
-        """Values of the basis functions, shape (num_quadrature_points, num_nodes)."""
-        return self._matrix("CeedBasisGetInterp", self.num_quadrature_points, self.num_nodes)
+        """Values of the basis functions, shape (num_quadrature_points, num_nodes); vectors have `dim` in front."""
+        return self._mode_matrix("CeedBasisGetInterp", EvalMode.INTERP)
 
     def get_grad(self) -> np.ndarray:
-        """Gradients on the reference element, shape (dim, num_quadrature_points, num_nodes)."""
-        return self._matrix("CeedBasisGetGrad", self.dim, self.num_quadrature_points, self.num_nodes)
+        """Gradients on the reference element, shape (dim, num_quadrature_points, num_nodes).
+
+        Raises:
+            CeedUnsupportedError: the basis is not H1.
+        """
+        shape = (self.dim, self.num_quadrature_points, self.num_nodes)
+        return self._mode_matrix("CeedBasisGetGrad", EvalMode.GRAD).reshape(shape)
+
+    def get_div(self) -> np.ndarray:
+        """Divergences of the basis functions, shape (num_quadrature_points, num_nodes).
+
+        Raises:
+            CeedUnsupportedError: the basis is not H(div).
+        """
+        return self._mode_matrix("CeedBasisGetDiv", EvalMode.DIV)
+
+    def get_curl(self) -> np.ndarray:
+        """Curls of the basis functions, shape (num_quadrature_points, num_nodes); in 3D with 3 in front.
+
+        Raises:
+            CeedUnsupportedError: the basis is not H(curl).
+        """
+        return self._mode_matrix("CeedBasisGetCurl", EvalMode.CURL)
+
+    def _mode_matrix(self, function: str, mode: EvalMode) -> np.ndarray:
+        count = self.components(mode)
+        if not count:
+            raise CeedUnsupportedError(f"{self!r} is {self.space}: it has no EVAL_{mode.name}")
+        first = () if count == 1 else (count,)
+        return self._matrix(function, *first, self.num_quadrature_points, self.num_nodes)
+
+    def create_projection(self, basis_to: Basis) -> Basis:
+        """The basis whose EVAL_INTERP takes nodal values of this basis to nodal values of another.
+
+        It is the least-squares fit at the quadrature points, which both have in common: interpolation where the other
+        space contains this one, and exact then. For p-multigrid.
+
+        Raises:
+            TypeError, ValueError: no basis, or one of another element or other quadrature points.
+        """
+        if not isinstance(basis_to, Basis):
+            raise TypeError(f"basis_to: expected a Basis, got {basis_to!r}")
+        self._check_same_ceed("basis_to", basis_to)
+        for name in ("dim", "ncomp", "num_quadrature_points", "space"):
+            if getattr(self, name) != getattr(basis_to, name):
+                raise ValueError(f"basis_to: {basis_to!r} has another {name} than {self!r}")
+        return _Projection(self, basis_to)
 
 
 class BasisTensorH1(Basis):
@@ -269,6 +361,125 @@ class BasisH1(Basis):
             ceed._call("CeedBasisCreateH1", ceed.pointer, self.topo, self.ncomp, nnodes, nqpts, *pointers, handle)
 
         self._own(ceed, "CeedBasis", create)
+
+
+class _VectorBasis(Basis):
+    """What H(div) and H(curl) bases share."""
+
+    def _create(
+        self,
+        ceed: Ceed,
+        function: str,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        derivative: str,
+        arrays: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike, npt.ArrayLike],
+    ) -> None:
+        self.topo = enum("topo", topo, ElemTopology)
+        nnodes, nqpts = integer("nnodes", nnodes, 1), integer("nqpts", nqpts, 1)
+        self._size(self.topo.dim, integer("ncomp", ncomp, 1), nnodes, nqpts)
+        if self.dim < 2:
+            raise ValueError(f"topo: an {self.space} basis is for two or three dimensions, not {self.topo.name}")
+        mode = EvalMode.DIV if self.space == "H(div)" else EvalMode.CURL
+        interp, other, qref, qweight = arrays
+        values = [
+            scalars("interp", interp, self.dim * nqpts * nnodes, ceed),
+            scalars(derivative, other, self.components(mode) * nqpts * nnodes, ceed),
+            scalars("qref", qref, self.dim * nqpts, ceed),
+            scalars("qweight", qweight, nqpts, ceed),
+        ]
+
+        def create(handle: Any) -> None:
+            pointers = [ceed.library.ffi.cast("CeedScalar *", array.ctypes.data) for array in values]
+            ceed._call(function, ceed.pointer, self.topo, self.ncomp, nnodes, nqpts, *pointers, handle)
+
+        self._own(ceed, "CeedBasis", create)
+
+
+class BasisHdiv(_VectorBasis):
+    """An H(div) basis of given matrices; made by :meth:`ceedtap.Ceed.BasisHdiv`.
+
+    Args:
+        topo: TRIANGLE, QUAD, TET, PYRAMID, PRISM or HEX.
+        ncomp: components of a field, vectors in each.
+        nnodes, nqpts: degrees of freedom and quadrature points of an element.
+        interp: values of the basis functions, dim * nqpts * nnodes values, direction first, then points.
+        div: their divergences, nqpts * nnodes values.
+        qref: coordinates of the quadrature points, dim * nqpts values, direction first.
+        qweight: their weights, nqpts values.
+
+    Raises:
+        TypeError: arrays of another type than libCEED's scalar.
+        ValueError: sizes out of range or arrays of another size.
+    """
+
+    space = "H(div)"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        interp: npt.ArrayLike,
+        div: npt.ArrayLike,
+        qref: npt.ArrayLike,
+        qweight: npt.ArrayLike,
+    ) -> None:
+        self._create(ceed, "CeedBasisCreateHdiv", topo, ncomp, nnodes, nqpts, "div", (interp, div, qref, qweight))
+
+
+class BasisHcurl(_VectorBasis):
+    """An H(curl) basis of given matrices; made by :meth:`ceedtap.Ceed.BasisHcurl`.
+
+    Args:
+        topo: TRIANGLE, QUAD, TET, PYRAMID, PRISM or HEX.
+        ncomp: components of a field, vectors in each.
+        nnodes, nqpts: degrees of freedom and quadrature points of an element.
+        interp: values of the basis functions, dim * nqpts * nnodes values, direction first, then points.
+        curl: their curls, nqpts * nnodes values in two dimensions, 3 * nqpts * nnodes in three, direction first.
+        qref: coordinates of the quadrature points, dim * nqpts values, direction first.
+        qweight: their weights, nqpts values.
+
+    Raises:
+        TypeError: arrays of another type than libCEED's scalar.
+        ValueError: sizes out of range or arrays of another size.
+    """
+
+    space = "H(curl)"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        topo: int,
+        ncomp: int,
+        nnodes: int,
+        nqpts: int,
+        interp: npt.ArrayLike,
+        curl: npt.ArrayLike,
+        qref: npt.ArrayLike,
+        qweight: npt.ArrayLike,
+    ) -> None:
+        self._create(ceed, "CeedBasisCreateHcurl", topo, ncomp, nnodes, nqpts, "curl", (interp, curl, qref, qweight))
+
+
+class _Projection(Basis):
+    """See :meth:`Basis.create_projection`."""
+
+    def __init__(self, source: Basis, target: Basis) -> None:
+        ceed = target.ceed
+        self._size(source.dim, source.ncomp, source.num_nodes, target.num_nodes)
+
+        def create(handle: Any) -> None:
+            ceed._call("CeedBasisCreateProjection", source.pointer, target.pointer, handle)
+
+        self._own(ceed, "CeedBasis", create)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("_Projection", "Basis projection")
 
 
 class TransposeBasis:

@@ -74,6 +74,7 @@ int CeedVectorAXPY(CeedVector y, CeedScalar alpha, CeedVector x);
 int CeedVectorAXPBY(CeedVector y, CeedScalar alpha, CeedScalar beta, CeedVector x);
 int CeedVectorPointwiseMult(CeedVector w, CeedVector x, CeedVector y);
 int CeedVectorReciprocal(CeedVector vec);
+int CeedVectorGetCeed(CeedVector vec, Ceed *ceed);
 int CeedVectorView(CeedVector vec, const char *fp_fmt, FILE *stream);
 int CeedVectorGetLength(CeedVector vec, CeedSize *length);
 int CeedVectorGetState(CeedVector vec, uint64_t *state);
@@ -101,6 +102,17 @@ int CeedElemRestrictionCreateBlocked(Ceed ceed, CeedInt num_elem, CeedInt elem_s
 int CeedElemRestrictionCreateBlockedStrided(Ceed ceed, CeedInt num_elem, CeedInt elem_size, CeedInt block_size,
                                             CeedInt num_comp, CeedSize l_size, const CeedInt *strides,
                                             CeedElemRestriction *rstr);
+int CeedElemRestrictionCreateBlockedOriented(Ceed ceed, CeedInt num_elem, CeedInt elem_size, CeedInt block_size,
+                                             CeedInt num_comp, CeedInt comp_stride, CeedSize l_size,
+                                             CeedMemType mem_type, CeedCopyMode copy_mode, const CeedInt *offsets,
+                                             const bool *orients, CeedElemRestriction *rstr);
+int CeedElemRestrictionCreateBlockedCurlOriented(Ceed ceed, CeedInt num_elem, CeedInt elem_size, CeedInt block_size,
+                                                 CeedInt num_comp, CeedInt comp_stride, CeedSize l_size,
+                                                 CeedMemType mem_type, CeedCopyMode copy_mode, const CeedInt *offsets,
+                                                 const CeedInt8 *curl_orients, CeedElemRestriction *rstr);
+int CeedElemRestrictionCreateAtPoints(Ceed ceed, CeedInt num_elem, CeedInt num_points, CeedInt num_comp,
+                                      CeedSize l_size, CeedMemType mem_type, CeedCopyMode copy_mode,
+                                      const CeedInt *offsets, CeedElemRestriction *rstr);
 int CeedElemRestrictionReferenceCopy(CeedElemRestriction rstr, CeedElemRestriction *rstr_copy);
 int CeedElemRestrictionApply(CeedElemRestriction rstr, CeedTransposeMode t_mode, CeedVector u, CeedVector ru,
                              CeedRequest *request);
@@ -117,6 +129,11 @@ int CeedElemRestrictionGetBlockSize(CeedElemRestriction rstr, CeedInt *block_siz
 int CeedElemRestrictionGetMultiplicity(CeedElemRestriction rstr, CeedVector mult);
 int CeedElemRestrictionGetELayout(CeedElemRestriction rstr, CeedInt *layout);
 int CeedElemRestrictionGetLLayout(CeedElemRestriction rstr, CeedInt *layout);
+int CeedElemRestrictionIsStrided(CeedElemRestriction rstr, bool *is_strided);
+int CeedElemRestrictionGetType(CeedElemRestriction rstr, int *rstr_type);
+int CeedElemRestrictionGetStrides(CeedElemRestriction rstr, CeedInt *strides);
+int CeedElemRestrictionHasBackendStrides(CeedElemRestriction rstr, bool *has_backend_strides);
+int CeedElemRestrictionGetCeed(CeedElemRestriction rstr, Ceed *ceed);
 int CeedElemRestrictionView(CeedElemRestriction rstr, FILE *stream);
 int CeedElemRestrictionDestroy(CeedElemRestriction *rstr);
 
@@ -157,6 +174,10 @@ int CeedBasisGetGrad(CeedBasis basis, const CeedScalar **grad);
 int CeedBasisGetGrad1D(CeedBasis basis, const CeedScalar **grad_1d);
 int CeedBasisGetDiv(CeedBasis basis, const CeedScalar **div);
 int CeedBasisGetCurl(CeedBasis basis, const CeedScalar **curl);
+int CeedBasisIsTensor(CeedBasis basis, bool *is_tensor);
+int CeedBasisGetNumQuadratureComponents(CeedBasis basis, CeedEvalMode eval_mode, CeedInt *q_comp);
+int CeedBasisGetFESpace(CeedBasis basis, int *fe_space);
+int CeedBasisGetCeed(CeedBasis basis, Ceed *ceed);
 int CeedBasisDestroy(CeedBasis *basis);
 
 /* CeedQFunction */
@@ -175,6 +196,7 @@ int CeedQFunctionSetContext(CeedQFunction qf, CeedQFunctionContext ctx);
 int CeedQFunctionSetContextWritable(CeedQFunction qf, bool is_writable);
 int CeedQFunctionSetUserFlopsEstimate(CeedQFunction qf, CeedSize flops);
 int CeedQFunctionGetKernelName(CeedQFunction qf, const char **kernel_name);
+int CeedQFunctionGetCeed(CeedQFunction qf, Ceed *ceed);
 int CeedQFunctionView(CeedQFunction qf, FILE *stream);
 int CeedQFunctionApply(CeedQFunction qf, CeedInt Q, CeedVector *u, CeedVector *v);
 int CeedQFunctionDestroy(CeedQFunction *qf);
@@ -196,6 +218,11 @@ int CeedQFunctionContextRegisterDouble(CeedQFunctionContext ctx, const char *fie
                                        size_t num_values, const char *field_description);
 int CeedQFunctionContextRegisterInt32(CeedQFunctionContext ctx, const char *field_name, size_t field_offset,
                                       size_t num_values, const char *field_description);
+int CeedQFunctionContextRegisterBoolean(CeedQFunctionContext ctx, const char *field_name, size_t field_offset,
+                                        size_t num_values, const char *field_description);
+int CeedContextFieldLabelGetDescription(CeedContextFieldLabel label, const char **field_name, size_t *field_offset,
+                                        size_t *num_values, const char **field_description,
+                                        CeedContextFieldType *field_type);
 int CeedQFunctionContextGetContextSize(CeedQFunctionContext ctx, size_t *ctx_size);
 int CeedQFunctionContextView(CeedQFunctionContext ctx, FILE *stream);
 int CeedQFunctionContextDestroy(CeedQFunctionContext *ctx);
@@ -240,6 +267,19 @@ int CeedOperatorGetContext(CeedOperator op, CeedQFunctionContext *ctx);
 int CeedOperatorGetContextFieldLabel(CeedOperator op, const char *field_name, CeedContextFieldLabel *field_label);
 int CeedOperatorSetContextDouble(CeedOperator op, CeedContextFieldLabel field_label, double *values);
 int CeedOperatorSetContextInt32(CeedOperator op, CeedContextFieldLabel field_label, int32_t *values);
+int CeedOperatorSetContextBoolean(CeedOperator op, CeedContextFieldLabel field_label, bool *values);
+int CeedOperatorGetContextDoubleRead(CeedOperator op, CeedContextFieldLabel field_label, size_t *num_values,
+                                     const double **values);
+int CeedOperatorRestoreContextDoubleRead(CeedOperator op, CeedContextFieldLabel field_label, const double **values);
+int CeedOperatorGetContextInt32Read(CeedOperator op, CeedContextFieldLabel field_label, size_t *num_values,
+                                    const int32_t **values);
+int CeedOperatorRestoreContextInt32Read(CeedOperator op, CeedContextFieldLabel field_label, const int32_t **values);
+int CeedOperatorGetContextBooleanRead(CeedOperator op, CeedContextFieldLabel field_label, size_t *num_values,
+                                      const bool **values);
+int CeedOperatorRestoreContextBooleanRead(CeedOperator op, CeedContextFieldLabel field_label, const bool **values);
+int CeedOperatorAssemblyDataStrip(CeedOperator op);
+int CeedOperatorCreateAtPoints(Ceed ceed, CeedQFunction qf, CeedQFunction dqf, CeedQFunction dqfT, CeedOperator *op);
+int CeedOperatorAtPointsSetPoints(CeedOperator op, CeedElemRestriction rstr_points, CeedVector point_coords);
 int CeedOperatorApply(CeedOperator op, CeedVector in, CeedVector out, CeedRequest *request);
 int CeedOperatorApplyAdd(CeedOperator op, CeedVector in, CeedVector out, CeedRequest *request);
 int CeedOperatorDestroy(CeedOperator *op);
@@ -249,3 +289,12 @@ int CeedCompositeOperatorCreate(Ceed ceed, CeedOperator *op);
 int CeedCompositeOperatorAddSub(CeedOperator composite_op, CeedOperator sub_op);
 int CeedOperatorCreateComposite(Ceed ceed, CeedOperator *op);
 int CeedOperatorCompositeAddSub(CeedOperator composite_op, CeedOperator sub_op);
+int CeedCompositeOperatorGetMultiplicity(CeedOperator op, CeedInt num_skip_indices, CeedInt *skip_indices,
+                                         CeedVector mult);
+int CeedOperatorCompositeGetMultiplicity(CeedOperator op, CeedInt num_skip_indices, CeedInt *skip_indices,
+                                         CeedVector mult);
+
+/* The C library that libCEED is linked with: its memory, and text that libCEED prints. */
+void free(void *pointer);
+FILE *open_memstream(char **buffer, size_t *size);
+int fclose(FILE *stream);

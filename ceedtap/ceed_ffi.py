@@ -8,6 +8,7 @@ Nothing here is expensive at import: the library is opened by the first call of 
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib.metadata
 import importlib.util
 import mmap
@@ -30,6 +31,7 @@ __all__ = [
     "CeedAccessError",
     "CeedDimensionError",
     "CeedError",
+    "CeedExportedError",
     "CeedIncompatibleError",
     "CeedIncompleteError",
     "CeedLock",
@@ -103,6 +105,10 @@ class CeedAccessError(CeedError):
     """Data that is not there, or locked by an array view that is still out."""
 
     code = 5
+
+
+class CeedExportedError(CeedAccessError, BufferError):
+    """A vector whose memory other libraries' arrays share at the moment; also a BufferError."""
 
 
 class CeedUnsupportedError(CeedError):
@@ -181,6 +187,26 @@ class CeedLock:
         if self._pending:
             self.collect()
 
+    @contextlib.contextmanager
+    def inside_call(self) -> Iterator[None]:
+        """For Python code that libCEED calls back in the middle of a call of its own.
+
+        That call may hold the lock from native code, where Python's depth is not counted. Without a mark of its own the
+        callback's garbage would be destroyed while libCEED computes.
+        """
+        native.ct_lock_acquire(self._pointer)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            native.ct_lock_release(self._pointer)
+
+    @property
+    def depth(self) -> int:
+        """How many Python blocks of the owning thread are inside; for the owner."""
+        return self._depth
+
     def destroy_later(self, action: Callable[[], object]) -> None:
         """Has `action` called under the lock: now if nobody is inside, else when the last one leaves."""
         self._pending.append(action)
@@ -212,6 +238,33 @@ def lock_of(pointer: Any, ffi: Any) -> CeedLock:
         if lock is None:
             lock = _locks[address] = CeedLock()
         return lock
+
+
+# What ceedtap can use and libCEED 0.12.0 does not export, with the first release that does. Everything else that
+# ceed_cdef.h declares is in 0.12.0.
+_SINCE_1_0 = frozenset(
+    (
+        "CeedBasisApplyAdd",
+        "CeedElemRestrictionGetEVectorSize",
+        "CeedElemRestrictionGetLLayout",
+        "CeedGetBuildConfiguration",
+        "CeedGetGitVersion",
+        "CeedOperatorAssemblyDataStrip",
+        "CeedOperatorAtPointsSetPoints",
+        "CeedOperatorCompositeAddSub",
+        "CeedOperatorCompositeGetMultiplicity",
+        "CeedOperatorCreateAtPoints",
+        "CeedOperatorCreateComposite",
+        "CeedOperatorGetContextBooleanRead",
+        "CeedOperatorRestoreContextBooleanRead",
+        "CeedOperatorSetContextBoolean",
+        "CeedQFunctionContextRegisterBoolean",
+    )
+)
+
+
+def _since(symbol: str) -> str:
+    return "libCEED has from version 1.0 on" if symbol in _SINCE_1_0 else "no libCEED known to ceedtap has"
 
 
 # -- the library -------------------------------------------------------------------------------------------------------
@@ -261,6 +314,7 @@ class Library:
         declarations = (Path(__file__).parent / "ceed_cdef.h").read_text(encoding="utf-8")
         self.ffi.cdef(f"typedef {'double' if scalar[0] else 'float'} CeedScalar;\n{declarations}")
         self.lib = self.ffi.dlopen(path)
+        self.request_immediate = self.lib.CEED_REQUEST_IMMEDIATE
         self.path = path if os.path.isfile(path) else self._mapped_file() or path
         self.origin = origin or self.path
         self.include_dir = self._find_include_dir()
@@ -292,7 +346,10 @@ class Library:
         for symbol in symbols:
             if self.has(symbol):
                 return symbol
-        raise CeedUnsupportedError(f"{self!r} has no function {' or '.join(symbols)}")
+        raise CeedUnsupportedError(
+            f"{self!r} has no function {' or '.join(symbols)}, which {_since(symbols[0])}. Point CEEDTAP_LIBCEED at a "
+            "library that has it"
+        )
 
     @property
     def getters_own(self) -> bool:
@@ -456,7 +513,12 @@ def call(ceed: Any, function: str, *args: Any) -> None:
     """Calls a function of libCEED under the lock of `ceed` (a :class:`ceedtap.Ceed`) and raises what it reports."""
     library: Library = ceed.library
     with ceed.lock:
-        rc = getattr(library.lib, function)(*args)
+        try:
+            implementation = getattr(library.lib, function)
+        except AttributeError:
+            library.first(function)  # raises
+            raise
+        rc = implementation(*args)
         if rc:
             check(rc, function, ceed.pointer, library)
 

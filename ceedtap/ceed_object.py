@@ -29,6 +29,7 @@ class CeedObject:
     """
 
     ceed: Ceed
+    _kind: str
 
     def _own(
         self, ceed: Ceed, kind: str, create: Callable[..., Any], release: Callable[[Any], object] | None = None
@@ -50,6 +51,7 @@ class CeedObject:
                     f"libCEED returned no object of kind {kind}: the arguments are outside what it can do", code=-1
                 )
             self.ceed = ceed
+            self._kind = kind
             self._box = box
             destroy, reset, root = getattr(lib, kind + "Destroy"), lib.CeedResetErrorMessage, ceed.pointer
 
@@ -67,6 +69,15 @@ class CeedObject:
         """libCEED's handle."""
         return self._box[0]
 
+    @property
+    def address(self) -> int:
+        """Address of libCEED's object, for other code in this process; valid as long as this object lives."""
+        return int(self.ceed.library.ffi.cast("uintptr_t", self._box[0]))
+
+    def view(self) -> str:
+        """What libCEED says about the object."""
+        return captured(self.ceed, lambda stream: self._call(self._kind + "View", self.pointer, stream))
+
     def _call(self, function: str, *args: Any) -> None:
         call(self.ceed, function, *args)
 
@@ -81,6 +92,22 @@ class CeedObject:
 def _destroy(ceed: Ceed, end: Callable[[], None]) -> None:
     # `ceed` is an argument so that it lives until all its objects are gone.
     ceed.lock.destroy_later(end)
+
+
+def captured(ceed: Ceed, write: Callable[[Any], object]) -> str:
+    """The text that `write` prints to the C stream that it is called with."""
+    ffi, lib = ceed.library.ffi, ceed.library.lib
+    buffer, size = ffi.new("char **"), ffi.new("size_t *")
+    stream = lib.open_memstream(buffer, size)
+    if stream == ffi.NULL:
+        raise MemoryError("ceedtap: no memory for a C stream")
+    try:
+        write(stream)
+    finally:
+        lib.fclose(stream)
+        text = ffi.buffer(buffer[0], size[0])[:].decode(errors="replace")
+        lib.free(buffer[0])
+    return text
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

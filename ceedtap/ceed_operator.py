@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import html
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from ceedtap.ceed_assembly import Assembly
 from ceedtap.ceed_basis import Basis
 from ceedtap.ceed_constants import (
     BASIS_NONE,
@@ -15,20 +19,18 @@ from ceedtap.ceed_constants import (
     EvalMode,
     Sentinel,
 )
+from ceedtap.ceed_context import field_value
 from ceedtap.ceed_ffi import (
     CeedAccessError,
     CeedError,
     CeedIncompatibleError,
     CeedIncompleteError,
     CeedUnsupportedError,
-    Library,
-    load,
-    lock_of,
-    root_of,
+    check,
 )
-from ceedtap.ceed_object import CeedObject, immediate, text
+from ceedtap.ceed_object import immediate, integers, text
 from ceedtap.ceed_qfunction import QFunction, QFunctionField, _QFunction
-from ceedtap.ceed_restriction import _ElemRestriction, check_distinct, check_vector
+from ceedtap.ceed_restriction import _Blocked, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class OperatorField(NamedTuple):
 _Named = list[tuple[str, Vector]]
 
 
-class _Operator(CeedObject):
+class _Operator(Assembly):
     """What all operators share."""
 
     def _start(self) -> None:
@@ -57,6 +59,8 @@ class _Operator(CeedObject):
         self._poison = ""
         self._frozen = False
         self._lengths: tuple[int, int] | None = None  # when they cannot change any more
+        self._passives: tuple[_Named, _Named] | None = None  # likewise
+        self._functions: list[_QFunction] = []  # likewise: all of the tree
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -93,9 +97,6 @@ class _Operator(CeedObject):
 
     def _check_complete(self) -> None:
         """That nothing is missing; under the lock."""
-
-    def _freeze(self) -> None:
-        self._frozen = True
 
     def check(self) -> None:
         """Checks that the operator is complete; it cannot be changed afterwards.
@@ -140,26 +141,29 @@ class _Operator(CeedObject):
         self._apply("CeedOperatorApplyAdd", u, v, request)
 
     def _apply(self, function: str, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel) -> None:
-        immediate(request)
+        if request is not REQUEST_IMMEDIATE:
+            immediate(request)
         with self.ceed.lock:
             self._check_usable()
-            lengths = self.active_lengths
-            inputs, outputs = self._passive()
+            lengths = self._lengths or self.active_lengths
+            inputs, outputs = self._passives or self._passive()
+            pointers = []
             for name, vector, length in (("u", u, lengths[0]), ("v", v, lengths[1])):
                 if length:
                     check_vector(self, name, vector, length)
                 elif vector is not VECTOR_NONE:
                     kind = "input" if name == "u" else "output"
                     raise ValueError(f"{name}: {self!r} has no active {kind}; pass VECTOR_NONE")
+                pointers.append(vector.pointer if isinstance(vector, Vector) else vector.pointer(self.ceed.library))
             if isinstance(u, Vector):
-                inputs.append(("u", u))
+                inputs = [*inputs, ("u", u)]
             if isinstance(v, Vector):
-                outputs.append(("v", v))
+                outputs = [*outputs, ("v", v)]
             self._check_vectors(inputs, outputs)
             if function == "CeedOperatorApplyAdd":
                 for name, vector in outputs:
                     vector._check_input(name)
-            self._run(function, inputs, outputs, _pointer(u), _pointer(v))
+            self._run(function, inputs, outputs, *pointers)
 
     @staticmethod
     def _check_vectors(inputs: _Named, outputs: _Named) -> None:
@@ -168,50 +172,116 @@ class _Operator(CeedObject):
             vector._check_input(name)
         for i, (name, vector) in enumerate(outputs):
             vector._check_output(name)
-            for other_name, other in (*inputs, *outputs[:i]):
+            for other_name, other in inputs:
+                if other is vector or other._overlaps(vector):
+                    check_distinct(other, vector, f"{other_name} and {name}")
+            for other_name, other in outputs[:i]:
                 check_distinct(other, vector, f"{other_name} and {name}")
 
-    def _run(self, function: str, inputs: _Named, outputs: _Named, *args: Any) -> None:
+    def _run(self, function: str, inputs: _Named, outputs: _Named, *args: Any, request: bool = True) -> None:
         """Calls libCEED, and handles what a failure leaves behind; under the lock."""
         library = self.ceed.library
         for _, vector in outputs:
-            vector._prepare_output()
-        self._freeze()
-        pointers = (arg.pointer(library) if isinstance(arg, Sentinel) else arg for arg in args)
-        try:
-            self._call(function, self.pointer, *pointers, REQUEST_IMMEDIATE.pointer(library))
-        except CeedError as error:
-            self._poison = str(error)
-            for _, vector in (*inputs, *outputs):
-                vector._after_failure(self._poison)
-            raise
+            if vector._access.memory is None:
+                vector._prepare_output()
+        if self._passives is None:
+            self._freeze()
+        if request:
+            args = (*args, library.request_immediate)
+        rc = getattr(library.lib, function)(self._box[0], *args)
+        if rc:
+            try:
+                check(rc, function, self.ceed.pointer, library)
+            except CeedError as error:
+                self._poison = str(error)
+                for _, vector in (*inputs, *outputs):
+                    vector._after_failure(self._poison)
+                raise
+        for qfunction in self._functions:
+            qfunction._raise_pending()
 
-    def linear_assemble_diagonal(self, d: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
-        """Writes the diagonal of the operator's matrix to `d`; the QFunction is linear in its active inputs."""
-        self._assemble("CeedOperatorLinearAssembleDiagonal", d, request)
+    def _freeze(self) -> None:
+        """Nothing about the operator changes any more."""
+        self._frozen = True
+        self._passives = self._passive()
+        self._functions = [
+            qf for qf in self._all_functions() if type(qf)._raise_pending is not _QFunction._raise_pending
+        ]
 
-    def linear_assemble_add_diagonal(self, d: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
-        """Adds the diagonal of the operator's matrix to `d`."""
-        self._assemble("CeedOperatorLinearAssembleAddDiagonal", d, request)
+    def _all_functions(self) -> list[_QFunction]:
+        """The QFunctions of all parts."""
+        return []
 
-    def _assemble(self, function: str, d: Vector, request: Sentinel) -> None:
-        immediate(request)
+    # -- context -------------------------------------------------------------------------------------------------------
+
+    @property
+    def context_fields(self) -> tuple[str, ...]:
+        """Names of the context fields of all its parts; not known for an operator that other code made."""
+        contexts = [qf._context for qf in self._all_functions() if isinstance(qf, QFunction)]
+        return tuple(dict.fromkeys(name for context in contexts if context is not None for name in context.fields))
+
+    def _label(self, name: str) -> tuple[Any, str, int]:
+        """libCEED's label of a context field, its kind and number of values; under the lock."""
+        self._check_usable()
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
+        label = ffi.new("CeedContextFieldLabel *")
+        self._call("CeedOperatorGetContextFieldLabel", self.pointer, text("name", name), label)
+        if label[0] == ffi.NULL:  # libCEED would follow it
+            names = ", ".join(self.context_fields) or "none that are known"
+            raise KeyError(f"{name!r}: no part of {self!r} has a context with this field; there are {names}")
+        count, kind = ffi.new("size_t *"), ffi.new("CeedContextFieldType *")
+        texts = ffi.new("const char *[2]")
+        lib.CeedContextFieldLabelGetDescription(label[0], texts, ffi.new("size_t *"), count, texts + 1, kind)
+        return label[0], _FIELD_KINDS[kind[0]], count[0]
+
+    def get_context(self, name: str) -> Any:
+        """Value of a context field: that of the first part that has it.
+
+        Raises:
+            KeyError: no context of this operator, or of its parts, has such a field.
+        """
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
         with self.ceed.lock:
-            self._check_usable()
-            lengths = self.active_lengths
-            if lengths[0] != lengths[1] or not lengths[0]:
-                raise ValueError(f"{self!r} has no square matrix: its active lengths are {lengths}")
-            check_vector(self, "d", d, lengths[0])
-            inputs, outputs = self._passive()
-            outputs.append(("d", d))
-            self._check_vectors(inputs, outputs)
-            if function == "CeedOperatorLinearAssembleAddDiagonal":
-                d._check_input("d")
-            self._run(function, inputs, outputs, d.pointer)
+            label, kind, count = self._label(name)
+            ctype, dtype = _FIELD_TYPES[kind]
+            size, values = ffi.new("size_t *"), ffi.new(f"const {ctype} **")
+            self._call(f"CeedOperatorGetContext{kind}Read", self.pointer, label, size, values)
+            data = bytes(ffi.buffer(ffi.cast("char *", values[0]), count * dtype.itemsize))
+            getattr(lib, f"CeedOperatorRestoreContext{kind}Read")(self.pointer, label, values)
+        array = np.frombuffer(data, dtype)
+        return array[0].item() if count == 1 else array.copy()
+
+    def set_context(self, name: str, value: Any) -> None:
+        """Sets a context field by name, in all parts of the operator that have it.
+
+        Data that libCEED has assembled is marked as out of date, unless a single operator has the value already.
+
+        Args:
+            name: of a field.
+            value: a number, or an array of as many float64, integer or bool values as the field has.
+
+        Raises:
+            KeyError: no part has such a field.
+            TypeError, ValueError: a value of another type or size.
+        """
+        with self.ceed.lock:
+            label, kind, count = self._label(name)
+            ctype, dtype = _FIELD_TYPES[kind]
+            shape = () if count == 1 and not np.ndim(value) else (count,)
+            flat = np.reshape(value, -1) if shape else value
+            values = np.array(field_value(name, flat, dtype, shape), dtype).reshape(-1)
+            if not isinstance(self, CompositeOperator) and np.array_equal(values, self.get_context(name)):
+                return
+            pointer = self.ceed.library.ffi.from_buffer(f"{ctype}[]", values)
+            self._call(f"CeedOperatorSetContext{kind}", self.pointer, label, pointer)
 
 
-def _pointer(vector: Vector | Sentinel) -> Any:
-    return vector.pointer if isinstance(vector, Vector) else vector
+_FIELD_KINDS = {1: "Double", 2: "Int32", 3: "Boolean"}
+_FIELD_TYPES: dict[str, tuple[str, np.dtype]] = {
+    "Double": ("double", np.dtype(np.float64)),
+    "Int32": ("int32_t", np.dtype(np.int32)),
+    "Boolean": ("bool", np.dtype(np.bool_)),
+}
 
 
 class Operator(_Operator):
@@ -264,6 +334,7 @@ class Operator(_Operator):
         self._derivatives = dqf, qdfT
         self._fields: dict[str, OperatorField] = {}
         self._foreign: object = None
+        self._origin = ""
 
         def create(handle: Any) -> None:
             ceed._call("CeedOperatorCreate", ceed.pointer, *functions, handle)
@@ -271,52 +342,37 @@ class Operator(_Operator):
         self._own(ceed, "CeedOperator", create)
 
     @classmethod
-    def wrap(cls, obj: Any, ceed: Ceed | None = None) -> Operator:
-        """An operator that other code made: it is used, kept alive, and not owned.
+    def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Operator:
+        """An operator that other code made: it is used and kept alive.
 
         Args:
-            obj: an operator of the `libceed` package, or the address of one as an integer.
-            ceed: the Ceed that the address belongs to; only with an address, which cannot be checked: it must be that
-                of a living operator of the same libCEED.
+            obj: an operator of the `libceed` package, or the address of a ``struct CeedOperator_private``.
+            ceed: the Ceed that an address belongs to. An address cannot be checked: it must be that of a living object
+                of the same libCEED.
+            own: take over the caller's reference, which is destroyed with this object; else a reference of its own.
 
         Returns:
             an operator whose :attr:`fields` are empty, since they are not known here.
 
         Raises:
-            TypeError: an object of another kind.
-            CeedIncompatibleError: the operator was made by another libCEED than ceedtap's, or belongs to another Ceed.
+            TypeError, ValueError: an object of another kind.
+            CeedIncompatibleError: it was made by another libCEED than ceedtap's, or belongs to another Ceed.
         """
-        library = load() if ceed is None else ceed.library
-        if isinstance(obj, _Operator):
-            raise TypeError(f"obj: {obj!r} is ceedtap's own; use it as it is")
-        if isinstance(obj, int) and not isinstance(obj, bool):
-            if ceed is None:
-                raise TypeError("obj: an address comes with the Ceed that it belongs to")
-            if obj <= 0:
-                raise ValueError(f"obj: {obj} is no address")
-            address = obj
-        else:
-            address = _foreign_address(obj, library)
-        ffi, lib = library.ffi, library.lib
-        pointer = ffi.cast("CeedOperator", address)
-        root = _root_of_operator(library, pointer)
-        with lock_of(root, ffi):
-            if ceed is None:
-                from ceedtap.ceed import Ceed
+        from ceedtap import ceed_foreign
 
-                ceed = Ceed._wrap(library, root)
-            elif ceed.pointer != root:
-                raise CeedIncompatibleError(f"obj: the operator does not belong to {ceed!r}")
+        found = ceed_foreign.find(obj, ceed, "CeedOperator", own)
+        library = found.ceed.library
+        ffi, lib, pointer = library.ffi, library.lib, found.pointer
+        with found.ceed.lock:
             self = cls.__new__(cls)
             self._start()
             self.qfunction = None
             self._derivatives = None, None
             self._fields = {}
             self._foreign = obj
+            self._origin = ""
             # The finalizer keeps the foreign object: what its owner frees with it, a callback say, is needed till then.
-            self._own(
-                ceed, "CeedOperator", lambda box: ceed._call("CeedOperatorReferenceCopy", pointer, box), lambda _: obj
-            )
+            self._own(found.ceed, "CeedOperator", found.create, lambda _: obj)
             flag = ffi.new("bool *")
             if library.has("CeedOperatorIsComposite") and not lib.CeedOperatorIsComposite(pointer, flag) and flag[0]:
                 self._name = "composite"
@@ -324,9 +380,49 @@ class Operator(_Operator):
 
     def __repr__(self) -> str:
         label = f" {self._name!r}" if self._name else ""
+        if self._origin:
+            return f"<Operator{label} {self._origin}>"
         if self.qfunction is None:
             return f"<Operator{label} of {type(self._foreign).__module__}>"
         return f"<Operator{label} {self.qfunction.name} fields {', '.join(self._fields) or 'not set'}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the fields as a table."""
+        heads = ("field", "", "mode", "size", "restriction", "basis", "vector")
+        rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
+        for name, known in (self.qfunction.fields if self.qfunction is not None else {}).items():
+            field = self._fields.get(name)
+            parts = ("not set",) * 3 if field is None else tuple(map(_short, field[1:4]))
+            kind = "input" if known.is_input else "output"
+            cells = (name, kind, known.eval_mode.name, str(known.size), *parts)
+            rows.append(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
+        return f"<table><caption>{html.escape(repr(self))}</caption>{''.join(rows)}</table>"
+
+    def _derive(self, handle: Any, origin: str, keep: Sequence[object] = (), **fields: Any) -> Operator:
+        """An operator that libCEED made of this one, complete and not to be changed; takes over `handle[0]`.
+
+        Args:
+            handle: cffi's box.
+            origin: what it is, for its repr.
+            keep: what it needs.
+            fields: attributes of it, where they are known.
+        """
+        other = Operator.__new__(Operator)
+        other._start()
+        other.qfunction = None
+        other._derivatives = None, None
+        other._fields = {}
+        other._foreign = (self, *keep)
+        other._origin = origin
+        for name, value in fields.items():
+            setattr(other, name, value)
+
+        def create(box: Any) -> None:
+            box[0] = handle[0]
+
+        other._own(self.ceed, "CeedOperator", create)
+        other._freeze()
+        return other
 
     @property
     def fields(self) -> dict[str, OperatorField]:
@@ -344,6 +440,9 @@ class Operator(_Operator):
 
     def _check_complete(self) -> None:
         if self.qfunction is None:
+            return
+        if self._frozen:  # it was complete then
+            self.qfunction._check_usable()
             return
         fields = self.qfunction.fields
         if missing := [name for name in fields if name not in self._fields]:
@@ -365,6 +464,9 @@ class Operator(_Operator):
         super()._freeze()
         if self.qfunction is not None:
             self.qfunction._frozen = True
+
+    def _all_functions(self) -> list[_QFunction]:
+        return [] if self.qfunction is None else [self.qfunction]
 
     def set_field(
         self,
@@ -417,6 +519,10 @@ class Operator(_Operator):
             ("basis", basis, Basis, (BASIS_NONE,)),
             ("vector", vector, Vector, (VECTOR_ACTIVE, VECTOR_NONE)),
         ):
+            if isinstance(part, _Blocked):
+                raise ValueError(
+                    f"{where}: restriction: operators do not take {part!r}; they make blocks by themselves"
+                )
             if isinstance(part, kind):
                 self._check_same_ceed(f"{where}: {name}", part)
             elif part not in sentinels:
@@ -433,7 +539,7 @@ class Operator(_Operator):
                     f"{where}: {name}: expected {none if wanted else f'something other than {none}'}, got {part!r}"
                 )
         if isinstance(basis, Basis):
-            if mode in (EvalMode.DIV, EvalMode.CURL):
+            if not basis.components(mode):
                 raise ValueError(f"{where}: {basis!r} has no EVAL_{mode.name}")
             if field.size != basis.field_size(mode):
                 raise ValueError(f"{where}: {basis!r} gives {basis.field_size(mode)} values per quadrature point")
@@ -479,17 +585,31 @@ class Operator(_Operator):
             )
 
 
+def _short(part: Any) -> str:
+    """A part of a field for a table: without the brackets of its repr."""
+    return repr(part).strip("<>")
+
+
 class CompositeOperator(_Operator):
     """The sum of operators; made by :meth:`ceedtap.Ceed.CompositeOperator`."""
 
     def __init__(self, ceed: Ceed) -> None:
         self._start()
-        self._subs: list[_Operator] = []
+        self._subs: list[Operator] = []
         create = ceed.library.first("CeedOperatorCreateComposite", "CeedCompositeOperatorCreate")
         self._own(ceed, "CeedOperator", lambda box: ceed._call(create, ceed.pointer, box))
 
     def __repr__(self) -> str:
-        return f"<CompositeOperator of {len(self._subs)}>"
+        label = f" {self._name!r}" if self._name else ""
+        return f"<CompositeOperator{label} of {len(self._subs)}>"
+
+    def _repr_html_(self) -> str:
+        return "".join([f"<p>{html.escape(repr(self))}</p>", *(sub._repr_html_() for sub in self._subs)])
+
+    @property
+    def sub_operators(self) -> tuple[Operator, ...]:
+        """The operators that it is the sum of."""
+        return tuple(self._subs)
 
     def add_sub(self, subop: Operator) -> None:
         """Adds an operator, which must be complete and cannot be changed afterwards.
@@ -522,46 +642,32 @@ class CompositeOperator(_Operator):
             outputs.update((id(vector), (name, vector)) for name, vector in more[1])
         return inputs, list(outputs.values())
 
+    def _active_fields(self) -> list[OperatorField]:
+        return [field for sub in self._subs for field in sub._active_fields()]
+
+    def _all_functions(self) -> list[_QFunction]:
+        return [qf for sub in self._subs for qf in sub._all_functions()]
+
+    def get_multiplicity(self, skip_indices: Sequence[int] = ()) -> Vector:
+        """The L-vector of how many of the parts touch each entry.
+
+        Args:
+            skip_indices: parts that are not counted.
+        """
+        skip = integers("skip_indices", np.asarray(skip_indices, np.int32), len(skip_indices), 0, len(self._subs))
+        with self.ceed.lock:
+            self._check_usable()
+            multiplicity = Vector(self.ceed, self.active_lengths[0])
+            multiplicity.set_value(0)
+            function = self.ceed.library.first(
+                "CeedOperatorCompositeGetMultiplicity", "CeedCompositeOperatorGetMultiplicity"
+            )
+            pointer = self.ceed.library.ffi.from_buffer("CeedInt[]", skip)
+            self._call(function, self.pointer, skip.size, pointer, multiplicity.pointer)
+        return multiplicity
+
     def _check_complete(self) -> None:
         if not self._subs:
             raise CeedIncompleteError(f"{self!r}: use add_sub")
         for sub in self._subs:
             sub._check_usable()
-
-
-# -- foreign operators -------------------------------------------------------------------------------------------------
-
-
-def _foreign_address(obj: Any, library: Library) -> int:
-    """Address of an operator of the `libceed` package, which must use the same libCEED as ceedtap does."""
-    binding = sys.modules.get("_ceed_cffi")
-    box = getattr(obj, "_pointer", None)
-    if binding is None or not type(obj).__module__.startswith("libceed") or box is None:
-        raise TypeError(f"obj: expected an operator of ceedtap or of the libceed package, got {type(obj).__name__}")
-    if binding.ffi.typeof(box).cname != "struct CeedOperator_private * *":
-        raise TypeError(f"obj: expected an operator, got {type(obj).__module__}.{type(obj).__qualname__}")
-
-    def address(ffi: Any, pointer: Any) -> int:
-        return int(ffi.cast("uintptr_t", pointer))
-
-    # A constant of the library has one address per copy of it in the process.
-    if address(binding.ffi, binding.lib.CEED_VECTOR_ACTIVE) != address(library.ffi, library.lib.CEED_VECTOR_ACTIVE):
-        raise CeedIncompatibleError(
-            f"obj: the operator lives in another libCEED than the one that ceedtap opened, {library.path}; unset "
-            "CEEDTAP_LIBCEED and CEED_DIR, or point CEEDTAP_LIBCEED at the libceed package's own library"
-        )
-    if box[0] == binding.ffi.NULL:
-        raise ValueError("obj: the operator has been destroyed")
-    return address(binding.ffi, box[0])
-
-
-def _root_of_operator(library: Library, pointer: Any) -> Any:
-    """The root of the Ceed tree of an operator, borrowed."""
-    box = library.ffi.new("Ceed *")
-    rc = library.lib.CeedOperatorGetCeed(pointer, box)
-    if rc or box[0] == library.ffi.NULL:
-        raise CeedIncompatibleError(f"obj: libCEED does not know the Ceed of the operator (code {rc})")
-    root = root_of(library, box[0])
-    if library.getters_own:
-        library.lib.CeedDestroy(box)
-    return root

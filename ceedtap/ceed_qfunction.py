@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ceedtap import toolchain
-from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, USE_POINTER, EvalMode
-from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedIncompleteError
-from ceedtap.ceed_object import CeedObject, copy_mode, enum, host, integer, text
+from ceedtap.ceed_constants import EvalMode
+from ceedtap.ceed_context import QFunctionContext
+from ceedtap.ceed_ffi import CeedAccessError, CeedError
+from ceedtap.ceed_object import CeedObject, enum, integer, text
 from ceedtap.ceed_restriction import check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -57,7 +55,22 @@ class _QFunction(CeedObject):
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self._inputs), ", ".join(self._outputs)
-        return f"<{type(self).__name__} {self.name} ({inputs}) -> ({outputs})>"
+        return f"<{type(self).__name__.strip('_')} {self.name} ({inputs}) -> ({outputs})>"
+
+    @classmethod
+    def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> _QFunction:
+        """A QFunction that other code made; see :meth:`ceedtap.Vector.wrap`."""
+        from ceedtap import ceed_foreign
+
+        found = ceed_foreign.find(obj, ceed, "CeedQFunction", own)
+        self = _QFunction.__new__(_QFunction)
+        self._start()
+        self._own(found.ceed, "CeedQFunction", found.create, lambda _: obj)
+        ffi, name = found.ceed.library.ffi, found.ceed.library.ffi.new("const char **")
+        self._call("CeedQFunctionGetKernelName", self.pointer, name)
+        self.name = ffi.string(name[0]).decode() if name[0] != ffi.NULL else "(unnamed)"
+        self._read_fields()
+        return self
 
     def _read_fields(self) -> None:
         ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
@@ -111,6 +124,10 @@ class _QFunction(CeedObject):
                 for vector in (*inputs, *outputs):
                     vector._after_failure(self._poison)
                 raise
+            self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        """Raises what Python code that libCEED called has raised; under the lock."""
 
     def _check_usable(self) -> None:
         if self._poison:
@@ -341,121 +358,3 @@ def _address(ceed: Ceed, f: Any) -> int:
     if address is None or address < 4096:
         raise ValueError(f"f: {address or 'a null pointer'} is not the address of a function")
     return address
-
-
-class QFunctionContext(CeedObject):
-    """Data for a QFunction, which gets it as ``void *ctx``; made by :meth:`ceedtap.Ceed.QFunctionContext`.
-
-    >>> import ceedtap as ct, numpy as np
-    >>> context = ct.Ceed("/cpu/self").QFunctionContext()
-    >>> context.set_data(np.array([1.5, 2.5]))
-    >>> with context.data() as values:
-    ...     values[0] = 3.5
-    >>> context.get_data()
-    array([3.5, 2.5])
-    """
-
-    def __init__(self, ceed: Ceed) -> None:
-        self._bytes = 0
-        self._dtype = np.dtype(np.uint8)
-        self._shape: tuple[int, ...] = ()
-        self._out = False
-        memory = self._memory = list[np.ndarray]()  # shared with libCEED, until the context is destroyed
-
-        def create(handle: Any) -> None:
-            ceed._call("CeedQFunctionContextCreate", ceed.pointer, handle)
-
-        self._own(ceed, "CeedQFunctionContext", create, lambda _: memory)
-
-    def __repr__(self) -> str:
-        return f"<QFunctionContext {self._bytes} bytes>"
-
-    def _check_ready(self) -> None:
-        if self._out:
-            raise CeedAccessError(f"{self!r} is locked by a `with data()` block")
-        if not self._bytes:
-            raise CeedIncompleteError(f"{self!r} has no data; use set_data first")
-
-    def set_data(self, data: Any, memtype: int = MEM_HOST, cmode: int = COPY_VALUES) -> None:
-        """Sets the data.
-
-        Args:
-            data: bytes, a numpy array or structured scalar of any plain type (use ``align=True`` in a structured dtype
-                that mirrors a C struct), a ctypes structure, or another object with a buffer.
-            memtype: MEM_HOST.
-            cmode: COPY_VALUES, or USE_POINTER to share memory with a writable numpy array.
-
-        Raises:
-            TypeError: an object without a buffer, Python objects, or foreign byte order.
-            ValueError: no data, or an array that cannot be shared.
-        """
-        host(memtype)
-        mode = copy_mode(cmode)
-        if isinstance(data, (np.ndarray, np.generic)):
-            array: np.ndarray = np.asarray(data)
-        else:
-            try:
-                array = (
-                    np.frombuffer(data, dtype=np.uint8) if len(memoryview(data).tobytes()) else np.empty(0, np.uint8)
-                )
-            except TypeError:
-                raise TypeError(
-                    f"data: expected bytes, a numpy array or an object with a buffer, got {type(data).__name__}"
-                ) from None
-        if array.dtype.hasobject or not _native(array.dtype):
-            raise TypeError(f"data: C code cannot read {array.dtype}")
-        if not array.nbytes:
-            raise ValueError("data: empty")
-        if mode is USE_POINTER:
-            if array is not data or not (array.flags.c_contiguous and array.flags.writeable):
-                raise ValueError("data: USE_POINTER shares memory with a writable, C-contiguous numpy array; copy it")
-            kept = array
-        else:
-            kept = np.ascontiguousarray(array)
-        ffi = self.ceed.library.ffi
-        with self.ceed.lock:
-            if self._out:
-                self._check_ready()
-            address = ffi.cast("void *", kept.ctypes.data)
-            self._call("CeedQFunctionContextSetData", self.pointer, MEM_HOST, mode, kept.nbytes, address)
-            self._memory[:] = [kept] if mode is USE_POINTER else []
-            self._bytes, self._dtype, self._shape = kept.nbytes, kept.dtype, array.shape
-
-    def get_data(self, memtype: int = MEM_HOST) -> np.ndarray:
-        """A copy of the data, in the type and shape in which it was set (bytes: uint8).
-
-        Raises:
-            CeedIncompleteError: no data was set.
-        """
-        host(memtype)
-        ffi = self.ceed.library.ffi
-        pointer = ffi.new("void **")
-        with self.ceed.lock:
-            self._check_ready()
-            self._call("CeedQFunctionContextGetDataRead", self.pointer, MEM_HOST, pointer)
-            copy = bytes(ffi.buffer(pointer[0], self._bytes))
-            self._call("CeedQFunctionContextRestoreDataRead", self.pointer, pointer)
-        return np.frombuffer(copy, self._dtype).reshape(self._shape).copy()
-
-    @contextlib.contextmanager
-    def data(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
-        """The data to read and change in a ``with`` block, in the type in which it was set; written back at its end."""
-        values = self.get_data(memtype)
-        shaped = values.reshape(shape) if shape else values
-        self._out = True
-        ffi = self.ceed.library.ffi
-        try:
-            yield shaped
-        finally:
-            self._out = False
-            with self.ceed.lock:
-                pointer = ffi.new("void **")
-                self._call("CeedQFunctionContextGetData", self.pointer, MEM_HOST, pointer)
-                ffi.memmove(pointer[0], values.tobytes(), self._bytes)
-                self._call("CeedQFunctionContextRestoreData", self.pointer, pointer)
-
-
-def _native(dtype: np.dtype) -> bool:
-    if dtype.fields is not None:
-        return all(_native(field[0]) for field in dtype.fields.values())
-    return dtype.isnative if dtype.subdtype is None else _native(dtype.subdtype[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +61,52 @@ class _ElemRestriction(CeedObject):
             f"<{type(self).__name__} nelem={self.nelem} elemsize={self.elemsize} ncomp={self.ncomp} lsize={self.lsize}>"
         )
 
+    @classmethod
+    def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> ElemRestriction | StridedElemRestriction:
+        """An element restriction that other code made; see :meth:`ceedtap.Vector.wrap`."""
+        from ceedtap import ceed_foreign
+
+        found = ceed_foreign.find(obj, ceed, "CeedElemRestriction", own)
+        library = found.ceed.library
+        strided, block = library.ffi.new("bool *"), library.ffi.new("CeedInt *")
+        with found.ceed.lock:
+            found.ceed._call("CeedElemRestrictionIsStrided", found.pointer, strided)
+            found.ceed._call("CeedElemRestrictionGetBlockSize", found.pointer, block)
+            names = ("ElemRestriction", "StridedElemRestriction")
+            kind: Any = globals()[("Blocked" if block[0] > 1 else "") + names[strided[0]]]
+            self: Any = kind.__new__(kind)
+            self.blksize = block[0]
+            self._read_sizes(found.ceed, found.pointer)
+            self._own(found.ceed, "CeedElemRestriction", found.create, lambda _: obj)
+        return self
+
+    @classmethod
+    def _adopt(cls, ceed: Ceed, handle: Any) -> Any:
+        """Takes over a restriction that libCEED made. Under the lock."""
+        self = cls.__new__(cls)
+        self._read_sizes(ceed, handle[0])
+
+        def create(box: Any) -> None:
+            box[0] = handle[0]
+
+        self._own(ceed, "CeedElemRestriction", create)
+        return self
+
+    def _read_sizes(self, ceed: Ceed, pointer: Any) -> None:
+        sizes = []
+        for name in ("NumElements", "ElementSize", "NumComponents", "LVectorSize"):
+            value = ceed.library.ffi.new("CeedSize *" if name == "LVectorSize" else "CeedInt *")
+            ceed._call(f"CeedElemRestrictionGet{name}", pointer, value)
+            sizes.append(int(value[0]))
+        self.nelem, self.elemsize, self.ncomp, self.lsize = sizes
+        if isinstance(self, StridedElemRestriction):
+            self.strides = None
+            backend, strides = ceed.library.ffi.new("bool *"), ceed.library.ffi.new("CeedInt[3]")
+            ceed._call("CeedElemRestrictionHasBackendStrides", pointer, backend)
+            if not backend[0]:
+                ceed._call("CeedElemRestrictionGetStrides", pointer, strides)
+                self.strides = strides[0], strides[1], strides[2]
+
     def apply(self, u: Vector, v: Vector, tmode: int = NOTRANSPOSE, request: Sentinel = REQUEST_IMMEDIATE) -> None:
         """Applies the restriction or its transpose.
 
@@ -73,9 +120,14 @@ class _ElemRestriction(CeedObject):
             TypeError, ValueError: `u` or `v` is no vector, has another length, or both are the same one.
             CeedAccessError: a vector has no data or is locked by an array view.
         """
+        self._apply("CeedElemRestrictionApply", (), u, v, tmode, request, self.esize)
+
+    def _apply(
+        self, function: str, block: tuple[int, ...], u: Vector, v: Vector, tmode: int, request: Sentinel, esize: int
+    ) -> None:
         mode = enum("tmode", tmode, TransposeMode)
         immediate(request)
-        sizes = (self.lsize, self.esize) if mode is NOTRANSPOSE else (self.esize, self.lsize)
+        sizes = (self.lsize, esize) if mode is NOTRANSPOSE else (esize, self.lsize)
         with self.ceed.lock:
             check_vector(self, "u", u, sizes[0])
             check_vector(self, "v", v, sizes[1])
@@ -85,8 +137,8 @@ class _ElemRestriction(CeedObject):
             if mode is TRANSPOSE:
                 v._check_input("v")
             v._prepare_output()
-            immediate_pointer = REQUEST_IMMEDIATE.pointer(self.ceed.library)
-            self._call("CeedElemRestrictionApply", self.pointer, mode, u.pointer, v.pointer, immediate_pointer)
+            last = self.ceed.library.request_immediate
+            self._call(function, self.pointer, *block, mode, u.pointer, v.pointer, last)
 
     @property
     def T(self) -> TransposeElemRestriction:
@@ -109,6 +161,10 @@ class _ElemRestriction(CeedObject):
             multiplicity.set_value(0)
             self._call("CeedElemRestrictionGetMultiplicity", self.pointer, multiplicity.pointer)
         return multiplicity
+
+    def get_e_layout(self) -> tuple[int, int, int]:
+        """Strides ``(node, component, element)`` of the E-vector of this backend."""
+        return self.get_layout()
 
     def get_layout(self) -> tuple[int, int, int]:
         """Strides ``(node, component, element)`` of the E-vector of this backend."""
@@ -145,6 +201,8 @@ class ElemRestriction(_ElemRestriction):
     [1. 2. 1.]
     """
 
+    compstride: int
+
     def __init__(
         self,
         ceed: Ceed,
@@ -157,6 +215,18 @@ class ElemRestriction(_ElemRestriction):
         memtype: int = MEM_HOST,
         cmode: int = COPY_VALUES,
     ) -> None:
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode)
+
+    def _create_offset(
+        self,
+        ceed: Ceed,
+        sizes: tuple[int, int, int, int, int],
+        offsets: npt.ArrayLike,
+        memtype: int,
+        cmode: int,
+        orients: np.ndarray | None = None,
+    ) -> None:
+        nelem, elemsize, ncomp, compstride, lsize = sizes
         self._sizes(nelem, elemsize, ncomp, lsize)
         self.compstride = integer("compstride", compstride, 1 if self.ncomp > 1 else 0)
         host(memtype)
@@ -175,23 +245,123 @@ class ElemRestriction(_ElemRestriction):
                 f"{error} (nelem = {self.nelem}, elemsize = {self.elemsize}, ncomp = {self.ncomp}, compstride = "
                 f"{self.compstride}, lsize = {self.lsize})"
             ) from None
+        ffi = ceed.library.ffi
+        block = (self.blksize,) if isinstance(self, _Blocked) else ()
+        kind = ("Blocked" if block else "") + self._orientation
+        arrays = [ffi.from_buffer("CeedInt[]", values)]
+        if orients is not None:
+            arrays.append(ffi.from_buffer("bool[]" if orients.dtype == np.bool_ else "CeedInt8[]", orients))
 
         def create(handle: Any) -> None:
             ceed._call(
-                "CeedElemRestrictionCreate",
+                f"CeedElemRestrictionCreate{kind}",
                 ceed.pointer,
                 self.nelem,
                 self.elemsize,
+                *block,
                 self.ncomp,
                 self.compstride,
                 self.lsize,
                 MEM_HOST,
                 COPY_VALUES,
-                ceed.library.ffi.from_buffer("CeedInt[]", values),
+                *arrays,
                 handle,
             )
 
         self._own(ceed, "CeedElemRestriction", create)
+
+    _orientation = ""
+
+
+def _orients(orients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
+    array = np.asarray(orients)
+    if array.dtype != np.bool_:
+        raise TypeError(
+            f"orients: expected bool values, got an array of {array.dtype}; use orients < 0 or .astype(bool)"
+        )
+    if array.size != nelem * elemsize:
+        raise ValueError(f"orients: expected {nelem * elemsize} values, got {array.size} (shape {array.shape})")
+    return np.array(array.reshape(-1), order="C")
+
+
+def _curl_orients(curlorients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
+    return integers("curlorients", curlorients, 3 * nelem * elemsize, -128, 128).astype(np.int8)
+
+
+class OrientedElemRestriction(ElemRestriction):
+    """An element restriction that flips signs, as H(div) elements need.
+
+    Made by :meth:`ceedtap.Ceed.OrientedElemRestriction`.
+
+    Args:
+        nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode: as for :class:`ElemRestriction`.
+        orients: bool values, one per offset; True where the sign is flipped.
+
+    Raises:
+        TypeError: offsets that are no integers, orients that are no bools.
+        ValueError: sizes out of range, another number of values, or an offset that leads out of the L-vector.
+
+    >>> import ceedtap as ct
+    >>> ceed = ct.Ceed("/cpu/self/ref/serial")
+    >>> restriction = ceed.OrientedElemRestriction(2, 2, 1, 1, 3, [[0, 1], [1, 2]], [[False, False], [True, False]])
+    >>> u, v = restriction.create_vector()
+    >>> u.set_array([1, 2, 3])
+    >>> restriction.apply(u, v)
+    >>> v.to_numpy()
+    array([ 1.,  2., -2.,  3.])
+    """
+
+    _orientation = "Oriented"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        orients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> None:
+        signs = _orients(orients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, signs)
+
+
+class CurlOrientedElemRestriction(ElemRestriction):
+    """An element restriction that mixes neighbouring nodes, as H(curl) elements need.
+
+    Made by :meth:`ceedtap.Ceed.CurlOrientedElemRestriction`. Each element multiplies its nodes by a tridiagonal matrix.
+
+    Args:
+        nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode: as for :class:`ElemRestriction`.
+        curlorients: integers in [-128, 127], three per offset: the row of the matrix, that is the factors of the node
+            before, of the node itself, and of the node after it.
+
+    Raises:
+        TypeError: values that are no integers.
+        ValueError: sizes out of range, another number of values, or an offset that leads out of the L-vector.
+    """
+
+    _orientation = "CurlOriented"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        curlorients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> None:
+        rows = _curl_orients(curlorients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, rows)
 
 
 class StridedElemRestriction(_ElemRestriction):
@@ -202,7 +372,7 @@ class StridedElemRestriction(_ElemRestriction):
     Args:
         nelem, elemsize, ncomp: numbers of elements, of nodes per element, of components.
         lsize: length of the L-vector.
-        strides: three integers, or STRIDES_BACKEND for the order that the backend likes best, which is not known.
+        strides: three integers, or STRIDES_BACKEND for the order that the backend likes best, see :meth:`get_l_layout`.
 
     Raises:
         TypeError: strides that are no integers.
@@ -213,12 +383,17 @@ class StridedElemRestriction(_ElemRestriction):
     <StridedElemRestriction nelem=10 elemsize=4 ncomp=2 lsize=80>
     """
 
+    strides: tuple[int, int, int] | None
+
     def __init__(
         self, ceed: Ceed, nelem: int, elemsize: int, ncomp: int, lsize: int, strides: npt.ArrayLike | Sentinel
     ) -> None:
-        self._sizes(nelem, elemsize, ncomp, lsize)
+        self._create_strided(ceed, (nelem, elemsize, ncomp, lsize), strides)
+
+    def _create_strided(self, ceed: Ceed, sizes: tuple[int, int, int, int], strides: npt.ArrayLike | Sentinel) -> None:
+        self._sizes(*sizes)
         ffi = ceed.library.ffi
-        self.strides: tuple[int, int, int] | None = None
+        self.strides = None
         if strides is STRIDES_BACKEND:
             pointer, last = STRIDES_BACKEND.pointer(ceed.library), self.esize - 1
         else:
@@ -232,13 +407,15 @@ class StridedElemRestriction(_ElemRestriction):
                 f"strides {strides!r} lead to entry {last} of an L-vector of {self.lsize} (nelem = {self.nelem}, "
                 f"elemsize = {self.elemsize}, ncomp = {self.ncomp})"
             )
+        block = (self.blksize,) if isinstance(self, _Blocked) else ()
 
         def create(handle: Any) -> None:
             ceed._call(
-                "CeedElemRestrictionCreateStrided",
+                f"CeedElemRestrictionCreate{'Blocked' if block else ''}Strided",
                 ceed.pointer,
                 self.nelem,
                 self.elemsize,
+                *block,
                 self.ncomp,
                 self.lsize,
                 pointer,
@@ -246,6 +423,215 @@ class StridedElemRestriction(_ElemRestriction):
             )
 
         self._own(ceed, "CeedElemRestriction", create)
+
+    def get_l_layout(self) -> tuple[int, int, int]:
+        """Strides ``(node, component, element)`` of the L-vector.
+
+        Raises:
+            CeedUnsupportedError: the strides are STRIDES_BACKEND, and libCEED is older than 1.0.
+        """
+        if self.strides is not None:
+            return self.strides
+        layout = self.ceed.library.ffi.new("CeedInt[3]")
+        self._call("CeedElemRestrictionGetLLayout", self.pointer, layout)
+        return layout[0], layout[1], layout[2]
+
+
+class _Blocked(_ElemRestriction):
+    """What the restrictions to blocks of elements share.
+
+    The E-vector has its elements in blocks of `blksize`, in which the element is the fastest index; the last block is
+    filled up with copies of the last element. Such a restriction is not for operators.
+    """
+
+    blksize: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.nelem // self.blksize)
+
+    @property
+    def esize(self) -> int:
+        """Length of the E-vector, with the last block filled up."""
+        return self.num_blocks * self.blksize * self.elemsize * self.ncomp
+
+    def apply_block(
+        self, block: int, u: Vector, v: Vector, tmode: int = NOTRANSPOSE, request: Sentinel = REQUEST_IMMEDIATE
+    ) -> None:
+        """Applies the restriction of one block, or its transpose.
+
+        Args:
+            block: number of the block.
+            u: the L-vector; with TRANSPOSE the block, of ``blksize * elemsize * ncomp`` entries.
+            v: the block, overwritten; with TRANSPOSE the L-vector, to which the sums are ADDED.
+            tmode: NOTRANSPOSE or TRANSPOSE.
+            request: REQUEST_IMMEDIATE.
+
+        Raises:
+            TypeError, ValueError, CeedAccessError: as :meth:`apply`.
+        """
+        block = integer("block", block, 0, max(self.num_blocks - 1, 0))
+        if not self.nelem:
+            raise ValueError(f"block: {self!r} has none")
+        self._apply("CeedElemRestrictionApplyBlock", (block,), u, v, tmode, request, self.esize // self.num_blocks)
+
+    @property
+    def T(self) -> TransposeBlockedElemRestriction:
+        """The transpose."""
+        return TransposeBlockedElemRestriction(self)
+
+    def transpose(self) -> TransposeBlockedElemRestriction:
+        """The transpose."""
+        return TransposeBlockedElemRestriction(self)
+
+
+class BlockedElemRestriction(_Blocked, ElemRestriction):
+    """An :class:`ElemRestriction` to blocks of elements; made by :meth:`ceedtap.Ceed.BlockedElemRestriction`.
+
+    Args:
+        blksize: elements in a block.
+        nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode: as for :class:`ElemRestriction`.
+    """
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> None:
+        self.blksize = integer("blksize", blksize, 1, 4096)
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode)
+
+
+class BlockedOrientedElemRestriction(_Blocked, ElemRestriction):
+    """An :class:`OrientedElemRestriction` to blocks of elements."""
+
+    _orientation = "Oriented"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        orients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> None:
+        self.blksize = integer("blksize", blksize, 1, 4096)
+        signs = _orients(orients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, signs)
+
+
+class BlockedCurlOrientedElemRestriction(_Blocked, ElemRestriction):
+    """A :class:`CurlOrientedElemRestriction` to blocks of elements."""
+
+    _orientation = "CurlOriented"
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        compstride: int,
+        lsize: int,
+        offsets: npt.ArrayLike,
+        curlorients: npt.ArrayLike,
+        memtype: int = MEM_HOST,
+        cmode: int = COPY_VALUES,
+    ) -> None:
+        self.blksize = integer("blksize", blksize, 1, 4096)
+        rows = _curl_orients(curlorients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, rows)
+
+
+class BlockedStridedElemRestriction(_Blocked, StridedElemRestriction):
+    """A :class:`StridedElemRestriction` to blocks of elements."""
+
+    def __init__(
+        self,
+        ceed: Ceed,
+        nelem: int,
+        elemsize: int,
+        blksize: int,
+        ncomp: int,
+        lsize: int,
+        strides: npt.ArrayLike | Sentinel,
+    ) -> None:
+        self.blksize = integer("blksize", blksize, 1, 4096)
+        self._create_strided(ceed, (nelem, elemsize, ncomp, lsize), strides)
+
+
+class AtPointsElemRestriction(_ElemRestriction):
+    """A restriction to points, a different number in each element.
+
+    Made by :meth:`ceedtap.Ceed.AtPointsElemRestriction`.
+
+    Component ``c`` of point ``p`` is entry ``p * ncomp + c`` of the L-vector. The E-vector has one element after the
+    other, in each of them the components slowest.
+
+    Args:
+        nelem: number of elements.
+        ncomp: components per point.
+        lsize: length of the L-vector, at least ``ncomp`` times the number of points.
+        points: for each element the numbers of its points, a list of integer sequences.
+
+    Raises:
+        CeedUnsupportedError: libCEED is older than 1.0, whose operators have no use for it.
+        TypeError, ValueError: sizes out of range, or a point outside of the L-vector.
+    """
+
+    def __init__(self, ceed: Ceed, nelem: int, ncomp: int, lsize: int, points: Sequence[npt.ArrayLike]) -> None:
+        ceed.library.first("CeedOperatorCreateAtPoints")
+        self._sizes(nelem, 1, ncomp, lsize)
+        if len(points) != self.nelem or not self.nelem:
+            raise ValueError(
+                f"points: expected the points of {nelem} elements, got {len(points)}; there is at least one"
+            )
+        lists = [integers("points", p, np.size(p), 0, min(self.lsize // self.ncomp, INT_MAX)) for p in points]
+        counts = [p.size for p in lists]
+        self.num_points = sum(counts)
+        if self.num_points * self.ncomp > self.lsize or self.num_points + self.nelem >= INT_MAX:
+            raise ValueError(f"points: {self.num_points} points of {ncomp} components in an L-vector of {lsize}")
+        self.elemsize = max(counts)
+        starts = self.nelem + 1 + np.concatenate([[0], np.cumsum(counts)])
+        offsets = np.concatenate([starts, *lists]).astype(np.int32)
+        pointer = ceed.library.ffi.from_buffer("CeedInt[]", offsets)
+
+        def create(handle: Any) -> None:
+            sizes = (self.nelem, self.num_points, self.ncomp, self.lsize)
+            ceed._call(
+                "CeedElemRestrictionCreateAtPoints", ceed.pointer, *sizes, MEM_HOST, COPY_VALUES, pointer, handle
+            )
+
+        self._own(ceed, "CeedElemRestriction", create)
+        size = ceed.library.ffi.new("CeedSize *")
+        self._call("CeedElemRestrictionGetEVectorSize", self.pointer, size)
+        self._esize = int(size[0])
+        self.counts = tuple(counts)
+
+    @property
+    def esize(self) -> int:
+        """Length of the E-vector, which backends may fill up at its end."""
+        return self._esize
+
+    def __repr__(self) -> str:
+        sizes = f"nelem={self.nelem} num_points={self.num_points} ncomp={self.ncomp} lsize={self.lsize}"
+        return f"<AtPointsElemRestriction {sizes}>"
 
 
 class TransposeElemRestriction:
@@ -267,6 +653,18 @@ class TransposeElemRestriction:
         self._restriction.apply(u, v, TRANSPOSE, request)
 
 
+class TransposeBlockedElemRestriction(TransposeElemRestriction):
+    """The transpose of a restriction to blocks."""
+
+    def __init__(self, elemrestriction: _Blocked) -> None:
+        super().__init__(elemrestriction)
+        self._blocked = elemrestriction
+
+    def apply_block(self, block: int, u: Vector, v: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
+        """Adds the sums of the block `u` to the L-vector `v`."""
+        self._blocked.apply_block(block, u, v, TRANSPOSE, request)
+
+
 def check_vector(owner: CeedObject, name: str, vector: Any, length: int) -> None:
     """That `vector` is a Vector of the same Ceed with `length` entries."""
     if not isinstance(vector, Vector):
@@ -278,6 +676,5 @@ def check_vector(owner: CeedObject, name: str, vector: Any, length: int) -> None
 
 def check_distinct(u: Vector, v: Vector, names: str = "u and v") -> None:
     """That input and output do not share memory."""
-    a, b = u._access.memory, v._access.memory
-    if u is v or (a is not None and b is not None and np.may_share_memory(a, b)):
+    if u is v or u._overlaps(v):
         raise ValueError(f"{names} share memory; libCEED needs an output of its own")

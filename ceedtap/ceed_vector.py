@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ceedtap import dlpack
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, NORM_2, USE_POINTER, NormType
-from ceedtap.ceed_ffi import CeedAccessError
+from ceedtap.ceed_ffi import CeedAccessError, CeedExportedError
 from ceedtap.ceed_object import CeedObject, aligned_zeros, copy_mode, enum, host, integer, number, scalars
 
 if TYPE_CHECKING:
+    import jax
+
     from ceedtap.ceed import Ceed
 
 
@@ -23,8 +26,11 @@ class _Access:
 
     def __init__(self) -> None:
         self.memory: np.ndarray | None = None
+        self.span = (0, 0)  # addresses of the memory: begin, end
         self.readers = 0
         self.writer: np.ndarray | None = None
+        self.lent = 0  # arrays for reading that end by themselves, and whether there is one for writing; see dlpack.py
+        self.lent_for_writing = False
 
 
 class Vector(CeedObject):
@@ -51,12 +57,20 @@ class Vector(CeedObject):
     """
 
     def __init__(self, ceed: Ceed, size: int) -> None:
-        self._length = integer("size", size, 0, 2**60)
-        self._access = access = _Access()
+        self._start(integer("size", size, 0, 2**60))
+        self._own_vector(ceed, functools.partial(ceed._call, "CeedVectorCreate", ceed.pointer, self._length))
+
+    def _start(self, length: int) -> None:
+        self._length = length
+        self._access = _Access()
         self._shared = False  # the memory is the user's
         self._elsewhere: Any = None  # what libCEED has lent for writing, where that is not the vector's memory
         self._stuck = ""  # why libCEED has it locked for good
-        ffi, lib = ceed.library.ffi, ceed.library.lib
+        self._read_only = ""  # why nothing may be written to its memory
+        self._producer: object = None  # whose memory it is, when it came by DLPack
+
+    def _own_vector(self, ceed: Ceed, create: Callable[[Any], object]) -> None:
+        access, ffi, lib = self._access, ceed.library.ffi, ceed.library.lib
 
         def release(vec: Any) -> None:
             # A vector with views out cannot be destroyed.
@@ -66,8 +80,27 @@ class Vector(CeedObject):
                 lib.CeedVectorRestoreArray(vec, ffi.new("CeedScalar **"))
             access.memory = access.writer = None
 
-        create = functools.partial(ceed._call, "CeedVectorCreate", ceed.pointer, self._length)
         self._own(ceed, "CeedVector", create, release)
+
+    @classmethod
+    def _adopt(cls, ceed: Ceed, handle: Any) -> Vector:
+        """Takes over a vector that libCEED made and nobody else uses, into memory of Python. Under the lock."""
+        self = cls.__new__(cls)
+        length = ceed.library.ffi.new("CeedSize *")
+        ceed._call("CeedVectorGetLength", handle[0], length)
+        self._start(int(length[0]))
+
+        def create(box: Any) -> None:
+            box[0] = handle[0]
+
+        self._own_vector(ceed, create)
+        memory = aligned_zeros(self._length, ceed.library.scalar_dtype)
+        lent = ceed.library.ffi.new("const CeedScalar **")
+        self._call("CeedVectorGetArrayRead", self.pointer, MEM_HOST, lent)
+        memory[:] = self._at(lent[0])
+        self._call("CeedVectorRestoreArrayRead", self.pointer, lent)
+        self._attach(memory)
+        return self
 
     def __repr__(self) -> str:
         return f"<Vector {self._length} {self.ceed.library.scalar_dtype}>"
@@ -90,22 +123,38 @@ class Vector(CeedObject):
 
     def _check_input(self, name: str) -> None:
         """That libCEED can read it now; under the lock."""
-        if self._access.writer is not None:
+        access = self._access
+        if access.writer is not None:
             raise CeedAccessError(f"{name}: {self!r} is locked by an array for writing; call restore_array first")
+        if access.lent_for_writing:
+            raise CeedExportedError(
+                f"{name}: {self!r} is exported for writing, by DLPack; delete the arrays that were made of it first"
+            )
         if self._stuck:
             raise CeedAccessError(f"{name}: {self!r} cannot be used any more, libCEED left it locked: {self._stuck}")
-        if self._access.memory is None:
+        if access.memory is None:
             raise CeedAccessError(f"{name}: {self!r} has no data; use set_value or set_array first")
+
+    def _check_free(self, name: str) -> None:
+        """That its data can be replaced now; under the lock."""
+        access = self._access
+        if access.readers:
+            raise CeedAccessError(
+                f"{name}: {self!r} is locked by {access.readers} array(s) for reading; call restore_array_read first"
+            )
+        if access.lent:
+            raise CeedExportedError(
+                f"{name}: {self!r} is exported for reading, by DLPack, to_numpy, to_jax or numpy.asarray; delete the "
+                f"{access.lent} array(s) that were made of it first"
+            )
+        if access.writer is not None or access.lent_for_writing or self._stuck:
+            self._check_input(name)
 
     def _check_output(self, name: str) -> None:
         """That libCEED can write to it now; under the lock."""
-        if self._access.readers:
-            raise CeedAccessError(
-                f"{name}: {self!r} is locked by {self._access.readers} array(s) for reading; call restore_array_read "
-                "first"
-            )
-        if self._access.writer is not None or self._stuck:
-            self._check_input(name)
+        self._check_free(name)
+        if self._read_only:
+            raise CeedAccessError(f"{name}: nothing can write to {self!r}, {self._read_only}")
 
     def _prepare_output(self) -> None:
         """Gives it memory; after all checks, before libCEED writes to it; under the lock."""
@@ -118,13 +167,24 @@ class Vector(CeedObject):
         address = ffi.cast("CeedScalar *", memory.ctypes.data)
         self._call("CeedVectorSetArray", self.pointer, MEM_HOST, USE_POINTER, address)
         self._access.memory = memory
+        start = memory.ctypes.data
+        self._access.span = start, start + memory.nbytes
+
+    def _span(self) -> tuple[int, int]:
+        """Addresses where its data begins and ends."""
+        return self._access.span
+
+    def _overlaps(self, other: Vector) -> bool:
+        a, b = self._span(), other._span()
+        return a[0] < b[1] and b[0] < a[1]
 
     def _after_failure(self, reason: str) -> None:
         """Takes back the locks that a failed operator left, or remembers that it could not; under the lock.
 
         With no view out every lock is libCEED's own. The operator is poisoned, so that nothing uses them any more.
         """
-        if self._access.memory is None or self._access.readers or self._access.writer is not None:
+        access = self._access
+        if access.memory is None or access.readers or access.lent or access.writer is not None:
             return
         ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
         array = ffi.new("CeedScalar **")
@@ -162,13 +222,13 @@ class Vector(CeedObject):
             self._share(array, values)
             return
         with self.ceed.lock:
-            self._check_output("set_array")
+            self._check_free("set_array")
             memory = self._access.memory
             if memory is None or self._shared:
                 memory = aligned_zeros(self._length, self.ceed.library.scalar_dtype)
             np.copyto(memory, values)
             self._attach(memory)
-            self._shared = False
+            self._shared, self._read_only, self._producer = False, "", None
 
     def _share(self, array: npt.ArrayLike, values: np.ndarray) -> None:
         if not isinstance(array, np.ndarray):
@@ -182,9 +242,9 @@ class Vector(CeedObject):
         if values.ctypes.data % values.itemsize:
             raise ValueError("array: USE_POINTER needs an aligned array; use COPY_VALUES or a copy")
         with self.ceed.lock:
-            self._check_output("set_array")
+            self._check_free("set_array")
             self._attach(values)
-            self._shared = True
+            self._shared, self._read_only, self._producer = True, "", None
 
     def take_array(self, memtype: int = MEM_HOST) -> np.ndarray:
         """Takes back the array that was shared with USE_POINTER; the vector has no data then.
@@ -197,13 +257,13 @@ class Vector(CeedObject):
         """
         host(memtype)
         with self.ceed.lock:
-            self._check_output("take_array")
+            self._check_free("take_array")
             memory = self._access.memory
             if memory is None or not self._shared:
                 raise CeedAccessError(f"take_array: {self!r} shares no array")
             self._call("CeedVectorTakeArray", self.pointer, MEM_HOST, self.ceed.library.ffi.new("CeedScalar **"))
-            self._access.memory = None
-            self._shared = False
+            self._access.memory, self._access.span = None, (0, 0)
+            self._shared, self._read_only, self._producer = False, "", None
             return memory
 
     def get_array(self, memtype: int = MEM_HOST) -> np.ndarray:
@@ -325,6 +385,168 @@ class Vector(CeedObject):
         """:meth:`get_array_read` in a ``with`` block, in the given shape, restored however the block ends."""
         with self._borrowed(self.get_array_read(memtype), shape, self.restore_array_read) as array:
             yield array
+
+    # -- other libraries' arrays ---------------------------------------------------------------------------------------
+
+    def to_numpy(self, *shape: int, copy: bool = False) -> np.ndarray:
+        """The data as a numpy array, by default read-only and in the vector's own memory.
+
+        As long as such an array, or anything made of its memory, is alive the vector can be read but not written to.
+
+        Args:
+            shape: by default (size,).
+            copy: an array of its own, which may be written to and locks nothing.
+
+        Raises:
+            CeedAccessError: the vector has no data, or an array for writing is out.
+        """
+        array = dlpack.lend(self, write=False)
+        return self._shaped(array.copy() if copy else array, shape)
+
+    def _shaped(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return array.reshape(shape) if shape else array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """For ``numpy.asarray(vector)``: as :meth:`to_numpy`."""
+        array = self.to_numpy(copy=bool(copy))
+        if dtype is None or np.dtype(dtype) == array.dtype:
+            return array
+        if copy is False:
+            raise ValueError(f"{self!r} as {np.dtype(dtype)} is a copy, and copy=False")
+        return array.astype(dtype)
+
+    def to_jax(self, *shape: int, copy: bool | None = None) -> jax.Array:
+        """The data as a JAX array, in the vector's own memory.
+
+        As long as such an array, or anything that shares its memory, is alive the vector can be read but not written
+        to, so that the array stays as immutable as JAX takes it to be.
+
+        Args:
+            shape: by default (size,).
+            copy: True: in memory of its own. False: sharing memory or an error. None: a copy where JAX cannot share,
+                which is when the vector itself shares an array of the user's that is not 64-byte aligned.
+
+        Raises:
+            TypeError: libCEED computes in float64, and JAX has 64-bit numbers switched off.
+            BufferError: it cannot be shared, and `copy` is False.
+            CeedAccessError: the vector has no data, or an array for writing is out.
+
+        >>> import ceedtap as ct, jax
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> x = ct.Ceed("/cpu/self").Vector(3)
+        >>> x.set_value(2)
+        >>> y = x.to_jax()
+        >>> y.unsafe_buffer_pointer() == x.to_numpy().ctypes.data
+        True
+        >>> x.set_value(3)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ceedtap.ceed_ffi.CeedExportedError: set_value: <Vector 3 float64> is exported for reading, ...
+        """
+        return dlpack.to_jax(self, shape, copy)
+
+    def exported(self, *shape: int, write: bool = False) -> dlpack.Export:
+        """The vector in a shape, or for writing, for ``from_dlpack`` of another library.
+
+        Args:
+            shape: by default (size,).
+            write: the consumer may write to the memory; nothing else can use the vector until its array is gone.
+
+        Raises:
+            ValueError: a shape with another number of entries.
+
+        >>> import ceedtap as ct, numpy as np
+        >>> x = ct.Ceed("/cpu/self").Vector(4)
+        >>> x.set_value(1)
+        >>> a = np.from_dlpack(x.exported(2, 2, write=True))
+        >>> a[0] = 5
+        >>> del a
+        >>> x.norm(ct.NORM_1)
+        12.0
+        """
+        return dlpack.Export(self, shape, write)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """For ``from_dlpack`` of other libraries, for reading; see :meth:`exported` for writing, :meth:`to_jax`.
+
+        Args:
+            stream: None: there are none in the host's memory.
+            max_version: what the consumer knows. Before DLPack 1.0 nothing says that an array is for reading only.
+            dl_device: None or (1, 0).
+            copy: True: memory of its own, which locks nothing. False and None: the vector's memory.
+
+        Raises:
+            BufferError: what is asked for cannot be done.
+            CeedAccessError: the vector has no data, or an array for writing is out.
+        """
+        return dlpack.capsule(self, False, (), stream, max_version, dl_device, copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """``(1, 0)``: the data is in the host's memory."""
+        return dlpack.CPU
+
+    @classmethod
+    def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Vector:
+        """A vector that other code made.
+
+        Its memory stays its owner's: arrays of it are copies, written back when they are restored.
+
+        Args:
+            obj: a vector of the `libceed` package, or the address of a ``struct CeedVector_private``.
+            ceed: the Ceed that an address belongs to. An address cannot be checked: it must be that of a living object
+                of the same libCEED.
+            own: take over the caller's reference, which is destroyed with this object; else a reference of its own.
+
+        Raises:
+            TypeError, ValueError: an object of another kind.
+            CeedIncompatibleError: it was made by another libCEED than ceedtap's, or belongs to another Ceed.
+        """
+        from ceedtap import ceed_foreign
+
+        return ceed_foreign.WrappedVector(ceed_foreign.find(obj, ceed, "CeedVector", own), obj)
+
+    @classmethod
+    def from_dlpack(cls, ceed: Ceed, source: Any, *, copy: bool | None = None) -> Vector:
+        """A vector in the memory of another library's array, which it keeps alive.
+
+        The memory of JAX arrays, and of others that are read-only, is only read: such a vector can be an input and a
+        passive field, and an error says so when it is used as an output. It gets memory of its own, and can be written
+        to, with `set_array`.
+
+        Args:
+            ceed: the Ceed.
+            source: an object with ``__dlpack__``, for example a JAX, numpy or PyTorch array, in the host's memory, of
+                libCEED's scalar type, of any shape with at least one dimension, in C order. Or a PyCapsule.
+            copy: True: in memory of its own; any strides and alignment will do.
+
+        Raises:
+            TypeError: another element type; nothing is converted. Or no such object.
+            BufferError: on a device, strided or not aligned.
+            ValueError: an array without dimensions, or a capsule that was used already.
+
+        >>> import ceedtap as ct, jax.numpy as jnp, numpy as np
+        >>> x = ct.Vector.from_dlpack(ct.Ceed("/cpu/self"), np.array([1.0, 2.0]))
+        >>> x.scale(3)
+        >>> x.to_numpy()
+        array([3., 6.])
+        """
+        values, reason = dlpack.take(source, ceed.library.scalar_dtype, copy)
+        self = cls(ceed, values.size)
+        with ceed.lock:
+            if copy:
+                memory = aligned_zeros(values.size, ceed.library.scalar_dtype)
+                memory[:] = values
+                self._attach(memory)
+            else:
+                self._attach(values)
+                self._shared, self._read_only, self._producer = True, reason, source
+        return self
 
     # -- algebra -------------------------------------------------------------------------------------------------------
 
