@@ -49,6 +49,7 @@ from ceedtap.ceed import CurlOrientedElemRestriction as CurlOrientedElemRestrict
 from ceedtap.ceed import ElemRestriction as ElemRestriction
 from ceedtap.ceed import IdentityQFunction as IdentityQFunction
 from ceedtap.ceed import Operator as Operator
+from ceedtap.ceed import OperatorAtPoints as OperatorAtPoints
 from ceedtap.ceed import OrientedElemRestriction as OrientedElemRestriction
 from ceedtap.ceed import PythonQFunction as PythonQFunction
 from ceedtap.ceed import QFunction as QFunction

@@ -74,6 +74,7 @@ from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of,
 from ceedtap.ceed_object import captured, integer
 from ceedtap.ceed_operator import CompositeOperator as CompositeOperator
 from ceedtap.ceed_operator import Operator as Operator
+from ceedtap.ceed_operator import OperatorAtPoints as OperatorAtPoints
 from ceedtap.ceed_operator import OperatorField as OperatorField
 from ceedtap.ceed_qfunction import IdentityQFunction as IdentityQFunction
 from ceedtap.ceed_qfunction import QFunction as QFunction
@@ -436,6 +437,15 @@ class Ceed:
     ) -> Operator:
         """See :class:`ceedtap.ceed.Operator`."""
         return ceed_operator.Operator(self, qf, dqf, qdfT)
+
+    def OperatorAtPoints(
+        self,
+        qf: ceed_qfunction._QFunction,
+        dqf: ceed_qfunction._QFunction | None = None,
+        qdfT: ceed_qfunction._QFunction | None = None,
+    ) -> OperatorAtPoints:
+        """See :class:`ceedtap.ceed.OperatorAtPoints`."""
+        return ceed_operator.OperatorAtPoints(self, qf, dqf, qdfT)
 
     def CompositeOperator(self) -> CompositeOperator:
         """See :class:`ceedtap.ceed.CompositeOperator`."""

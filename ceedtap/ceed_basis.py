@@ -18,8 +18,8 @@ from ceedtap.ceed_constants import (
     Sentinel,
     TransposeMode,
 )
-from ceedtap.ceed_ffi import CeedUnsupportedError
-from ceedtap.ceed_object import INT_MAX, CeedObject, enum, integer, scalars
+from ceedtap.ceed_ffi import CeedUnsupportedError, check
+from ceedtap.ceed_object import INT_MAX, CeedObject, enum, integer, integers, scalars
 from ceedtap.ceed_restriction import check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -142,6 +142,60 @@ class Basis(CeedObject):
             v._prepare_output()
             source = u.pointer(self.ceed.library) if isinstance(u, Sentinel) else u.pointer
             self._call("CeedBasisApply", self.pointer, nelem, transpose, mode, source, v.pointer)
+
+    def apply_at_points(
+        self,
+        num_points: npt.ArrayLike,
+        emode: int,
+        x_ref: Vector,
+        u: Vector,
+        v: Vector,
+        tmode: int = NOTRANSPOSE,
+    ) -> None:
+        """Evaluates at any points of the elements, not only at the quadrature points; for tensor bases.
+
+        Args:
+            num_points: the number of points in each element, a sequence.
+            emode: EVAL_INTERP or EVAL_GRAD.
+            x_ref: coordinates in [-1, 1] of the points of all elements, direction slowest.
+            u: values at the nodes, an E-vector; with TRANSPOSE at the points: direction, component, point of all.
+            v: values at the points; with TRANSPOSE at the nodes; overwritten.
+            tmode: NOTRANSPOSE or TRANSPOSE.
+
+        Raises:
+            CeedUnsupportedError: no tensor basis, or libCEED is older than 1.0, which has another order of values.
+            TypeError, ValueError: an unknown mode, or vectors of other lengths.
+            CeedAccessError: a vector has no data or is locked by an array view.
+        """
+        mode, transpose = enum("emode", emode, EvalMode), enum("tmode", tmode, TransposeMode)
+        counts = integers("num_points", num_points, np.size(num_points), 1, INT_MAX)
+        if mode not in (EvalMode.INTERP, EvalMode.GRAD):
+            raise ValueError(f"emode: at points there are EVAL_INTERP and EVAL_GRAD, not EVAL_{mode.name}")
+        if not isinstance(self, BasisTensorH1):
+            raise CeedUnsupportedError(f"{self!r}: evaluation at points needs a tensor basis")
+        if not counts.size:
+            raise ValueError("num_points: there are no elements")
+        library, total = self.ceed.library, int(counts.sum(dtype=np.int64))
+        ffi = library.ffi
+        tail = "CeedTransposeMode, CeedEvalMode, CeedVector, CeedVector, CeedVector)"
+        library.first("CeedOperatorCreateAtPoints")
+        prototype = f"int(*)(CeedBasis, CeedInt, const CeedInt *, {tail}"
+        sizes = counts.size, ffi.from_buffer("CeedInt[]", counts)
+        at_nodes, at_points = counts.size * self.num_nodes * self.ncomp, total * self.field_size(mode)
+        with self.ceed.lock:
+            check_vector(self, "x_ref", x_ref, total * self.dim)
+            check_vector(self, "u", u, at_points if transpose is TRANSPOSE else at_nodes)
+            check_vector(self, "v", v, at_nodes if transpose is TRANSPOSE else at_points)
+            check_distinct(u, v)
+            check_distinct(x_ref, v, "x_ref and v")
+            x_ref._check_input("x_ref")
+            u._check_input("u")
+            v._check_output("v")
+            v._prepare_output()
+            function = ffi.cast(prototype, library.lib.CeedBasisApplyAtPoints)
+            vectors = (x_ref.pointer, u.pointer, v.pointer)
+            rc = function(self.pointer, *sizes, transpose, mode, *vectors)
+            check(rc, "CeedBasisApplyAtPoints", self.ceed.pointer, library)
 
     @property
     def T(self) -> TransposeBasis:

@@ -1,7 +1,7 @@
 /* What ceedtap uses of libCEED's C interface, for cffi's parser. `typedef float|double CeedScalar;` goes before it.
  *
  * One set of declarations serves libCEED 0.12 and every newer one: what a version lacks is an error only where it is
- * called, so functions of both are here. What has one name and two signatures (CeedBasisApplyAtPoints) is not.
+ * called, so functions of both are here.
  * Enumerations are declared as int, variables without their const (cffi refuses `extern const`). */
 
 typedef int32_t CeedInt;
@@ -159,6 +159,7 @@ int CeedBasisApply(CeedBasis basis, CeedInt num_elem, CeedTransposeMode t_mode, 
                    CeedVector v);
 int CeedBasisApplyAdd(CeedBasis basis, CeedInt num_elem, CeedTransposeMode t_mode, CeedEvalMode eval_mode, CeedVector u,
                       CeedVector v);
+extern char CeedBasisApplyAtPoints[]; /* a function, of two signatures: its address is cast to the right one */
 int CeedBasisGetDimension(CeedBasis basis, CeedInt *dim);
 int CeedBasisGetTopology(CeedBasis basis, CeedElemTopology *topo);
 int CeedBasisGetNumComponents(CeedBasis basis, CeedInt *num_comp);

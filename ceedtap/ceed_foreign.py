@@ -172,8 +172,8 @@ class WrappedVector(Vector):
         if lib.CeedVectorGetArrayRead(self.pointer, MEM_HOST, array):
             lib.CeedResetErrorMessage(self.ceed.pointer, ffi.new("const char **"))
             return self.address, self.address + 1  # of itself
-        lib.CeedVectorRestoreArrayRead(self.pointer, array)
         start = self._address(array[0])
+        lib.CeedVectorRestoreArrayRead(self.pointer, array)
         return start, start + self._length * self.ceed.library.scalar_dtype.itemsize
 
     def _after_failure(self, reason: str) -> None:

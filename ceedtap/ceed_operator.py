@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ceedtap.ceed_assembly import Assembly
-from ceedtap.ceed_basis import Basis
+from ceedtap.ceed_basis import Basis, BasisTensorH1
 from ceedtap.ceed_constants import (
     BASIS_NONE,
     ELEMRESTRICTION_NONE,
@@ -30,7 +30,7 @@ from ceedtap.ceed_ffi import (
 )
 from ceedtap.ceed_object import immediate, integers, text
 from ceedtap.ceed_qfunction import QFunction, QFunctionField, _QFunction
-from ceedtap.ceed_restriction import _Blocked, _ElemRestriction, check_distinct, check_vector
+from ceedtap.ceed_restriction import AtPointsElemRestriction, _Blocked, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
 if TYPE_CHECKING:
@@ -337,9 +337,11 @@ class Operator(_Operator):
         self._origin = ""
 
         def create(handle: Any) -> None:
-            ceed._call("CeedOperatorCreate", ceed.pointer, *functions, handle)
+            ceed._call(self._create, ceed.pointer, *functions, handle)
 
         self._own(ceed, "CeedOperator", create)
+
+    _create = "CeedOperatorCreate"
 
     @classmethod
     def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Operator:
@@ -519,13 +521,15 @@ class Operator(_Operator):
             ("basis", basis, Basis, (BASIS_NONE,)),
             ("vector", vector, Vector, (VECTOR_ACTIVE, VECTOR_NONE)),
         ):
+            if isinstance(part, AtPointsElemRestriction) and not isinstance(self, OperatorAtPoints):
+                raise ValueError(f"{where}: restriction: {part!r} is for OperatorAtPoints")
             if isinstance(part, _Blocked):
                 raise ValueError(
                     f"{where}: restriction: operators do not take {part!r}; they make blocks by themselves"
                 )
             if isinstance(part, kind):
                 self._check_same_ceed(f"{where}: {name}", part)
-            elif part not in sentinels:
+            elif not any(part is sentinel for sentinel in sentinels):
                 words = " or ".join([kind.__name__.strip("_"), *map(repr, sentinels)])
                 raise TypeError(f"{where}: {name}: expected {words}, got {part!r}")
         weight = mode is EvalMode.WEIGHT
@@ -554,29 +558,31 @@ class Operator(_Operator):
                 raise ValueError(f"{where}: {restriction!r} has {restriction.ncomp} components")
             if isinstance(vector, Vector) and len(vector) != restriction.lsize:
                 raise ValueError(f"{where}: {vector!r} must have lsize = {restriction.lsize} entries")
-        points = basis.num_quadrature_points if isinstance(basis, Basis) else restriction.elemsize
+        points = self._num_points(restriction, basis)
         for other in self._fields.values():
             self._check_against(other, where, field, restriction, vector, points)
+
+    def _num_points(self, restriction: Any, basis: Any) -> int:
+        """Quadrature points per element that a field has."""
+        points = basis.num_quadrature_points if isinstance(basis, Basis) else restriction.elemsize
+        return int(points)
 
     def _check_against(
         self, other: OperatorField, where: str, field: QFunctionField, restriction: Any, vector: Any, points: int
     ) -> None:
         """That a field fits one that is set already."""
-        if isinstance(other.restriction, _ElemRestriction):
-            if isinstance(restriction, _ElemRestriction):
-                if restriction.nelem != other.restriction.nelem:
-                    raise ValueError(
-                        f"{where}: {restriction.nelem} elements, but field {other.name!r} has {other.restriction.nelem}"
-                    )
-                active = vector is VECTOR_ACTIVE and other.vector is VECTOR_ACTIVE and field.is_input == other.is_input
-                if active and restriction.lsize != other.restriction.lsize:
-                    raise ValueError(
-                        f"{where}: active with lsize = {restriction.lsize}, but the active field {other.name!r} has "
-                        f"{other.restriction.lsize}"
-                    )
-            there = other.restriction.elemsize
-        if isinstance(other.basis, Basis):
-            there = other.basis.num_quadrature_points
+        if isinstance(other.restriction, _ElemRestriction) and isinstance(restriction, _ElemRestriction):
+            if restriction.nelem != other.restriction.nelem:
+                raise ValueError(
+                    f"{where}: {restriction.nelem} elements, but field {other.name!r} has {other.restriction.nelem}"
+                )
+            active = vector is VECTOR_ACTIVE and other.vector is VECTOR_ACTIVE and field.is_input == other.is_input
+            if active and restriction.lsize != other.restriction.lsize:
+                raise ValueError(
+                    f"{where}: active with lsize = {restriction.lsize}, but the active field {other.name!r} has "
+                    f"{other.restriction.lsize}"
+                )
+        there = self._num_points(other.restriction, other.basis)
         if points != there:
             raise ValueError(f"{where}: {points} quadrature points, but field {other.name!r} has {there}")
         if isinstance(vector, Vector) and not (field.is_input and other.is_input) and vector is other.vector:
@@ -588,6 +594,81 @@ class Operator(_Operator):
 def _short(part: Any) -> str:
     """A part of a field for a table: without the brackets of its repr."""
     return repr(part).strip("<>")
+
+
+class OperatorAtPoints(Operator):
+    """An operator on any points of the elements; made by :meth:`ceedtap.Ceed.OperatorAtPoints`.
+
+    Its fields are those of :class:`Operator`. Where the basis is BASIS_NONE, the restriction is an
+    :class:`AtPointsElemRestriction` to the points of :meth:`set_points`; the other bases are tensor products, whose own
+    quadrature points play no part.
+
+    Raises:
+        CeedUnsupportedError: libCEED is older than 1.0.
+    """
+
+    _create = "CeedOperatorCreateAtPoints"
+    _points: AtPointsElemRestriction | None = None
+
+    def set_points(self, rstr_points: AtPointsElemRestriction, point_coords: Vector) -> None:
+        """Says where the points are.
+
+        Args:
+            rstr_points: which points are in which element, with as many components as there are dimensions.
+            point_coords: their coordinates in the reference element, in [-1, 1].
+
+        Raises:
+            TypeError, ValueError: no such restriction, or a vector of another length.
+            CeedAccessError: the points are set already, or the operator was applied.
+        """
+        if not isinstance(rstr_points, AtPointsElemRestriction):
+            raise TypeError(f"rstr_points: expected an AtPointsElemRestriction, got {rstr_points!r}")
+        self._check_same_ceed("rstr_points", rstr_points)
+        with self.ceed.lock:
+            if self._points is not None or self._frozen or self._fields:
+                raise CeedAccessError(f"{self!r}: the points are set once, before the fields")
+            check_vector(self, "point_coords", point_coords, rstr_points.lsize)
+            point_coords._check_input("point_coords")
+            self._call("CeedOperatorAtPointsSetPoints", self.pointer, rstr_points.pointer, point_coords.pointer)
+            self._points, self._coordinates = rstr_points, point_coords
+
+    def _passive(self) -> tuple[_Named, _Named]:
+        inputs, outputs = super()._passive()
+        if self._points is not None:
+            inputs.append(("the coordinates of the points", self._coordinates))
+        return inputs, outputs
+
+    def _check_complete(self) -> None:
+        if self._points is None:
+            raise CeedIncompleteError(f"{self!r} has no points; use set_points")
+        super()._check_complete()
+
+    def _check_field(self, field: QFunctionField, restriction: Any, basis: Any, vector: Any) -> None:
+        where = f"field {field.name!r} (EVAL_{field.eval_mode.name}, size {field.size})"
+        if self._points is None:
+            raise CeedIncompleteError(f"{where}: call set_points before set_field")
+        if basis is BASIS_NONE:
+            if not isinstance(restriction, AtPointsElemRestriction) or restriction.points != self._points.points:
+                raise ValueError(
+                    f"{where}: restriction: expected one to the points of the operator, got {restriction!r}"
+                )
+        else:
+            if isinstance(restriction, AtPointsElemRestriction):
+                raise ValueError(f"{where}: restriction: {restriction!r} takes no basis")
+            if not isinstance(basis, BasisTensorH1):
+                raise ValueError(f"{where}: basis: expected a tensor basis, got {basis!r}")
+            nelem = restriction.nelem if isinstance(restriction, _ElemRestriction) else self._points.nelem
+            if nelem != self._points.nelem or basis.dim != self._points.ncomp:
+                raise ValueError(f"{where}: {restriction!r} and {basis!r} do not fit the points {self._points!r}")
+        super()._check_field(field, restriction, basis, vector)
+
+    def _num_points(self, restriction: Any, basis: Any) -> int:
+        assert self._points is not None
+        return self._points.elemsize
+
+    def linear_assemble_qfunction(self, request: Sentinel = REQUEST_IMMEDIATE) -> Any:
+        """Not for points."""
+        raise CeedUnsupportedError(f"{self!r}: libCEED does not assemble QFunctions at points")
 
 
 class CompositeOperator(_Operator):

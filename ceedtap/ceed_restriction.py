@@ -622,7 +622,7 @@ class AtPointsElemRestriction(_ElemRestriction):
         size = ceed.library.ffi.new("CeedSize *")
         self._call("CeedElemRestrictionGetEVectorSize", self.pointer, size)
         self._esize = int(size[0])
-        self.counts = tuple(counts)
+        self.points = tuple(tuple(p.tolist()) for p in lists)
 
     @property
     def esize(self) -> int:
