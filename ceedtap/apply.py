@@ -151,6 +151,10 @@ class Application:
         those it takes."""
         raise TypeError(f"the derivative of {self!r} is not known")
 
+    def jvp_parts(self, mask: Mask) -> list[Mask]:
+        """Masks for :meth:`jvp`: the derivative is the sum of these. One is not enough where it has too many fields."""
+        return [mask]
+
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         """The transpose: of the inputs in which the operator is not linear and a cotangent for each output. The second
         mask says which of those it takes."""
@@ -283,9 +287,14 @@ def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], li
             for i, (p, t, moved) in enumerate(zip(primals, tangents, mask, strict=True))
         ]
         return outs, apply_p.bind(*directions, op=op)
-    derivative, takes = op.jvp(mask)
-    everything = [*primals, *(t for t, moved in zip(tangents, mask, strict=True) if moved)]
-    return outs, apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative)
+    total: list[Any] = []
+    for part in op.jvp_parts(mask):
+        derivative, takes = op.jvp(part)
+        everything = [*primals, *(t for t, moved in zip(tangents, part, strict=True) if moved)]
+        terms = apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative)
+        total = [a + b for a, b in zip(total, terms, strict=True)] if total else terms
+    # A derivative that depends on no batched input has no batch yet.
+    return outs, [jnp.broadcast_to(x, out.shape) for x, out in zip(total, outs, strict=True)]
 
 
 jax_compat.primitive_jvps[apply_p] = _jvp
@@ -305,7 +314,7 @@ def _transpose(cotangents: Any, *args: Any, op: Application) -> list[Any]:
         out = next(outs)
         # An input that served all lanes of a batch gets the sum of their cotangents.
         extra = out.ndim - len(arg.aval.shape)
-        results.append(out.sum(tuple(range(extra))) if extra else out)
+        results.append(out.sum(tuple(range(extra))) if extra > 0 else jnp.broadcast_to(out, arg.aval.shape))
     return results
 
 

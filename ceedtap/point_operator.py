@@ -17,6 +17,7 @@ from ceedtap.apply import Application, Connection, Mask, apply_p, check_array
 from ceedtap.ceed import BASIS_NONE, ELEMRESTRICTION_NONE, USE_POINTER, VECTOR_ACTIVE, VECTOR_NONE, EvalMode
 from ceedtap.ceed import Operator as CeedOperator
 from ceedtap.ceed import QFunction, QFunctionContext, Vector
+from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.fields import Field
 from ceedtap.linearize import Linearization
 from ceedtap.point_function import PointFunction, Slot
@@ -135,6 +136,11 @@ class _PointApplication(Application):
         self.dtype = function.dtype
         self._derived: dict[Any, Any] = {}
 
+    @property
+    def num_fields(self) -> int:
+        """libCEED's input fields."""
+        return sum(len(slot.fields) for slot in self.function.inputs if slot.kind != "parameters")
+
     # -- libCEED -------------------------------------------------------------------------------------------------
 
     def qfunction(self) -> tuple[QFunction, np.ndarray]:
@@ -222,10 +228,26 @@ class _PointApplication(Application):
 
     # -- derivatives ---------------------------------------------------------------------------------------------
 
-    def jvp(self, mask: Mask) -> tuple[Application, Mask]:
+    def jvp(self, mask: Mask) -> tuple[_PointApplication, Mask]:
         moved = {slot.name for slot, wanted in zip(self.free, mask, strict=True) if wanted}
         derivative = self.function.jvp(tuple(slot.name in moved for slot in self.function.inputs))
         return self._pruned(derivative)
+
+    def jvp_parts(self, mask: Mask) -> list[Mask]:
+        if self.jvp(mask)[0].num_fields <= MAX_FIELDS:
+            return [mask]
+        parts: list[list[bool]] = []
+        room = 0
+        for i, (slot, wanted) in enumerate(zip(self.free, mask, strict=True)):
+            if not wanted:
+                continue
+            fields = 0 if slot.kind == "parameters" else len(slot.fields)
+            if not parts or fields > room:
+                parts.append([False] * len(mask))
+                room = MAX_FIELDS - self.num_fields
+            parts[-1][i] = True
+            room -= fields
+        return [tuple(part) for part in parts]
 
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         wanted = {slot.name for slot, undefined in zip(self.free, mask, strict=True) if undefined}
@@ -237,7 +259,7 @@ class _PointApplication(Application):
     def select(self, mask: Mask) -> Application | None:
         return self._apply(self.function.select(mask))
 
-    def _pruned(self, function: PointFunction) -> tuple[Application, Mask]:
+    def _pruned(self, function: PointFunction) -> tuple[_PointApplication, Mask]:
         pruned = function.pruned()
         kept = {slot.name for slot in pruned.inputs}
         takes = tuple(
@@ -245,10 +267,10 @@ class _PointApplication(Application):
         )
         return self._apply(pruned), takes
 
-    def _apply(self, function: PointFunction) -> Application:
+    def _apply(self, function: PointFunction) -> _PointApplication:
         if function not in self._derived:
             self._derived[function] = _PointApplication(function, self.domain, self.bound)
-        application: Application = self._derived[function]
+        application: _PointApplication = self._derived[function]
         return application
 
 
@@ -469,7 +491,7 @@ def _is_tuple(fields: Fields) -> bool:
 
 
 def _as_fields(name: str, fields: Fields) -> tuple[Field, ...]:
-    values = (fields,) if isinstance(fields, Field) else tuple(fields)
+    values = tuple(fields) if isinstance(fields, Sequence) else (fields,)
     if not values or not all(isinstance(f, Field) for f in values):
         raise TypeError(f"{name}: expected a field such as V.value or V.grad, or a tuple of them, got {fields!r}")
     return values
