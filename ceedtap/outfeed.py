@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
@@ -293,6 +294,8 @@ class Outfeed:
         if threading.current_thread() is self._thread:
             raise RuntimeError("a consumer cannot wait for the outfeed: it would wait for itself to return")
         target = _queue_stats()["emitted"]
+        if target:
+            self._start()  # events of a program that was loaded, for example, of whose taps this process knows nothing
         end = None if timeout is None else time.monotonic() + timeout
         with self._progress:
             lib.ct_queue_wake()
@@ -343,6 +346,13 @@ class Outfeed:
                 totals["consumers"].append(entry)
         return totals
 
+    def after_fork(self) -> None:
+        """In the child of a fork: no receiver thread, and locks that nobody holds. The next tap starts a thread."""
+        self._lock = threading.RLock()
+        self._progress = threading.Condition()
+        self._errors = _Errors()
+        self._thread = None
+
     def shut_down(self) -> None:
         """At exit: delivers what there is, says what could not be delivered, and ends the thread."""
         thread = self._thread
@@ -391,6 +401,12 @@ def _wait_for_programs() -> None:
 
 OUTFEED = Outfeed()
 atexit.register(OUTFEED.shut_down)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lib.ct_queue_before_fork,
+        after_in_parent=lambda: lib.ct_queue_after_fork(False),
+        after_in_child=lambda: (lib.ct_queue_after_fork(True), OUTFEED.after_fork()),
+    )
 
 
 def configure(*, budget_bytes: int = 64 << 20, block_timeout_sec: float | None = 300.0) -> None:

@@ -98,6 +98,9 @@ void ct_frame_free(ct_frame *frame);               /* of a lent one */
 void ct_queue_wake(void);                          /* lets ct_queue_take return */
 void ct_queue_get_stats(ct_queue_stats *stats);
 void ct_queue_configure(uint64_t budget, int64_t timeout_ms); /* bytes for each device; -1: producers wait for ever */
+/* Around fork. The child gets an empty queue: the events belong to the parent. */
+void ct_queue_before_fork(void);
+void ct_queue_after_fork(int in_child);
 void ct_queue_close(void); /* later frames are dropped and counted; blocked producers go on */
 int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, size_t header_size, const void *data,
                   size_t size);        /* CT_RESERVED: emitted */

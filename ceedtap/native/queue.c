@@ -58,6 +58,7 @@ static struct {
 /* Time-outs go by the monotonic clock, which needs an attribute, so the conditions cannot be initialised statically. */
 __attribute__((constructor)) static void queue_init(void) {
   pthread_condattr_t attr;
+  queue.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   pthread_condattr_init(&attr);
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
   pthread_cond_init(&queue.ready, &attr);
@@ -379,4 +380,36 @@ void ct_queue_close(void) {
   pthread_mutex_unlock(&queue.mutex);
   pthread_cond_broadcast(&queue.room);
   ct_queue_wake();
+}
+
+/* -- fork -------------------------------------------------------------------------------------------------------- */
+
+/* Only the thread that calls fork lives on in the child. It holds all locks meanwhile, so that no other one dies in the
+ * middle of a change; in the child, locks and conditions are made anew, since their state speaks of the other threads. */
+void ct_queue_before_fork(void) {
+  ct_registries_before_fork();
+  pthread_mutex_lock(&queue.mutex);
+}
+
+void ct_queue_after_fork(int in_child) {
+  if (!in_child) {
+    pthread_mutex_unlock(&queue.mutex);
+  } else {
+    /* Frames that the parent's receiver has taken are not in any list any more; their memory stays with the child. */
+    ct_frame *lists[MAX_CLASS + 2] = {queue.head};
+    memcpy(lists + 1, queue.pool, sizeof queue.pool);
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+      for (ct_frame *next, *frame = lists[i]; frame; frame = next) {
+        next = frame->next;
+        free(frame);
+      }
+    }
+    uint64_t budget = queue.budget;
+    int64_t timeout_ms = queue.timeout_ms;
+    memset(&queue, 0, sizeof queue);
+    queue.budget = budget;
+    queue.timeout_ms = timeout_ms;
+    queue_init();
+  }
+  ct_registries_after_fork(in_child);
 }

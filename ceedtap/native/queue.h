@@ -8,4 +8,8 @@
 int ct_queue_reserve(ct_consumer *consumer, int32_t device, uint64_t size, ct_frame **frame);
 void ct_queue_commit(ct_frame *frame);
 
+/* registry.c. In the child, the counts of the consumers start at 0. */
+void ct_registries_before_fork(void);
+void ct_registries_after_fork(int in_child);
+
 #endif

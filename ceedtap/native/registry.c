@@ -3,9 +3,11 @@
  * destroys it, which is after the last execution of it has ended, wherever that runs. Python learns of the keys that
  * nothing refers to any more with ct_registry_reap and only then lets go of the object. */
 #include "ceedtap.h"
+#include "queue.h"
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct entry {
   struct entry *next;
@@ -132,4 +134,25 @@ size_t ct_registry_size(ct_registry *registry) {
   size_t size = registry->size;
   pthread_mutex_unlock(&registry->mutex);
   return size;
+}
+
+void ct_registries_before_fork(void) {
+  pthread_mutex_lock(&operators.mutex);
+  pthread_mutex_lock(&consumers.mutex);
+}
+
+void ct_registries_after_fork(int in_child) {
+  if (!in_child) {
+    pthread_mutex_unlock(&consumers.mutex);
+    pthread_mutex_unlock(&operators.mutex);
+    return;
+  }
+  operators.mutex = consumers.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  for (size_t b = 0; b < NUM_BUCKETS; b++) {
+    for (entry *entry = consumers.buckets[b]; entry; entry = entry->next) {
+      ct_consumer *consumer = entry->payload;
+      consumer->offered = 0;
+      memset(consumer->counts, 0, sizeof consumer->counts);
+    }
+  }
 }
