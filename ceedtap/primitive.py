@@ -246,14 +246,21 @@ def _callback_lowering(
     return []
 
 
+_exported: list[Any] = []
+
+
 def _tap_lowering(
     ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
 ) -> list[Any]:
     if jax_compat.is_partitioned(ctx):
         return _callback_lowering(ctx, *operands, binding=binding, transforms=transforms, ordered=ordered)
     reference = OUTFEED.route(binding, _thaw(transforms), _specs(ctx.avals_in, binding.keys))
-    # The route must live until XLA has instantiated the call; from then on the executable holds it.
-    jax_compat.add_keepalive(ctx, reference)
+    # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
+    # is bytes, which can hold nothing, so its routes live as long as the process.
+    if ctx.module_context.lowering_parameters.for_export:
+        _exported.append(reference)
+    else:
+        jax_compat.add_keepalive(ctx, reference)
     header = np.frombuffer(reference.route.header_bytes, np.uint32)
     jax_compat.emit_ffi_effect(ctx, "ceedtap_tap", operands, _effects[True] if ordered else None, header=header)
     return []
