@@ -16,6 +16,7 @@ import functools
 import importlib
 import linecache
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,6 +159,16 @@ class Nest:
     comment: str = ""
 
 
+# Without `static`, a compiler copies the table for every point; with it, not every GPU's compiler takes it.
+_TABLE = """\
+#if defined(__CUDACC__) || defined(__HIPCC__) || defined(__OPENCL_VERSION__)
+#define CEEDTAP_TABLE const
+#else
+#define CEEDTAP_TABLE static const
+#endif
+"""
+
+
 @dataclass
 class _Scope:
     lines: list[Line | Nest] = field(default_factory=list)
@@ -180,6 +191,11 @@ class Builder:
         self._prefix = prefix
         self._count = 0
         self._scopes = [_Scope()]
+
+    def helper(self, name: str, text: str) -> None:
+        """A C function, or a macro, that the lines use; several generated files may end in one translation unit."""
+        guard = f"HAVE_{name}".upper()
+        self.helpers[name] = f"#ifndef {guard}\n#define {guard}\n{text}#endif\n"
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
@@ -228,7 +244,8 @@ class Builder:
             if known := scope.known.get(key):
                 return known, 0
         name = self.name()
-        self._append(Line(f"const {key[0]} {name}{text}", (name,), ()))
+        self.helper("CEEDTAP_TABLE", _TABLE)
+        self._append(Line(f"CEEDTAP_TABLE {key[0]} {name}{text}", (name,), ()))
         self._scopes[-1].known[key] = name
         return name, 0
 
@@ -298,9 +315,13 @@ class Builder:
     # -- output --------------------------------------------------------------------------------------------------
 
     def text(self, needed: Iterable[Scalar], indent: str) -> str:
-        """The lines that are needed for these values, as C."""
+        """The lines that are needed for these values, as C. Forgets the helpers and functions that are not."""
         wanted = set(names(needed))
-        return "".join(_format(_prune(self._scopes[0].lines, wanted), indent))
+        text = "".join(_format(_prune(self._scopes[0].lines, wanted), indent))
+        words = set(re.findall(r"\w+", text))
+        self.helpers = {name: helper for name, helper in self.helpers.items() if name in words}
+        self.math = {function for function in self.math if words & {function, function + "f"}}
+        return text
 
 
 def _declares(line: Line) -> bool:

@@ -508,7 +508,7 @@ def _eigh_one(builder: Builder, a: Matrix, lower: bool) -> tuple[list[Value], Ma
         size = abs(s[0])
         for i in range(1, n):
             size = size.maximum(abs(s[at(i, i)]))
-        converged = (size * 1e-9 > off) | off.equals(0.0)  # quadratic: this sweep squares it
+        converged = (size * 1e-15 > off) | off.equals(0.0)
         for p in range(n - 1):
             for q in range(p + 1, n):
                 coupling = s[at(p, q)]

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,14 +65,19 @@ def _remainder(dtype: np.dtype) -> str:
     return "({1} == 0 ? {0} : {1} == -1 ? 0 : {0} % {1})" if dtype.kind == "i" else "({1} == 0 ? {0} : {0} % {1})"
 
 
-def _shift(symbol: str, fill: str) -> Callable[[np.dtype], str]:
+def _shift(symbol: str) -> Callable[[np.dtype], str]:
     def template(dtype: np.dtype) -> str:
         bits, u = 8 * dtype.itemsize, c_type(np.dtype(f"u{dtype.itemsize}"))
-        value = "{0}" if symbol == ">>" and fill else f"({u}){{0}}"
-        beyond = fill or "0"
-        return f"(({u}){{1}} >= {bits}U ? ({c_type(dtype)}){beyond} : ({c_type(dtype)})({value} {symbol} {{1}}))"
+        return f"(({u}){{1}} >= {bits}U ? ({c_type(dtype)})0 : ({c_type(dtype)})(({u}){{0}} {symbol} {{1}}))"
 
     return template
+
+
+def _arithmetic_shift(dtype: np.dtype) -> str:
+    """Copies the highest bit, of unsigned integers too."""
+    signed = c_type(np.dtype(f"i{dtype.itemsize}"))
+    bits, u = 8 * dtype.itemsize, c_type(np.dtype(f"u{dtype.itemsize}"))
+    return f"({c_type(dtype)})(({signed}){{0}} >> (({u}){{1}} >= {bits}U ? {bits - 1} : (int){{1}}))"
 
 
 def _larger(symbol: str) -> Callable[[np.dtype], str]:
@@ -107,13 +113,13 @@ _REAL: dict[str, str | Callable[[np.dtype], str]] = {
     "add": _wrapping("+"), "add_any": _wrapping("+"), "sub": _wrapping("-"), "mul": _wrapping("*"),
     "div": _division, "rem": _remainder, "neg": _negative, "abs": _absolute, "sign": _sign,
     "max": _larger(">"), "min": _larger("<"), "square": lambda d: _wrapping("*")(d).replace("{1}", "{0}"),
-    "floor": "floor", "ceil": "ceil", "sqrt": "sqrt", "cbrt": "cbrt",
+    "sqrt": "sqrt", "cbrt": "cbrt",
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "pow": "pow",
     "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "atan2": "atan2",
     "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh",
     "erf": "erf", "erfc": "erfc", "lgamma": "lgamma", "nextafter": "nextafter",
-    "shift_left": _shift("<<", ""), "shift_right_logical": _shift(">>", ""),
-    "shift_right_arithmetic": lambda d: _shift(">>", "({0} < 0 ? -1 : 0)" if d.kind == "i" else "")(d),
+    "shift_left": _shift("<<"), "shift_right_logical": _shift(">>"),
+    "shift_right_arithmetic": lambda d: _arithmetic_shift(d),
 }  # fmt: skip
 _BITWISE = {"and": "&", "or": "|", "xor": "^"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -336,10 +342,43 @@ def _logistic(builder: Builder, eqn: Any, x: Elements, **_: Any) -> list[Element
     return [elementwise(builder, one, x)]
 
 
+# In strict floating point gcc vectorises `rint`, but not `floor`, `ceil` and `round`: they are corrections of it.
+def _nearest(builder: Builder, x: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    nearest = call(builder, "rint", x.dtype, x)
+    one = number(1, x.dtype)
+    return nearest, real(builder, "sub", nearest, one), real(builder, "add", nearest, one)
+
+
+@rule("floor")
+def _floor(builder: Builder, eqn: Any, x: Elements, **_: Any) -> list[Elements]:
+    def one(b: Builder, e: Scalar) -> Scalar:
+        nearest, below, _above = _nearest(b, e)
+        return choose(b, real(b, "gt", nearest, e), below, nearest)
+
+    return [elementwise(builder, one, x)]
+
+
+@rule("ceil")
+def _ceil(builder: Builder, eqn: Any, x: Elements, **_: Any) -> list[Elements]:
+    def one(b: Builder, e: Scalar) -> Scalar:
+        nearest, _below, above = _nearest(b, e)
+        return call(b, "copysign", e.dtype, choose(b, real(b, "lt", nearest, e), above, nearest), e)  # -0.5 -> -0
+
+    return [elementwise(builder, one, x)]
+
+
 @rule("round")
 def _round(builder: Builder, eqn: Any, x: Elements, *, rounding_method: Any) -> list[Elements]:
-    function = "rint" if "EVEN" in str(rounding_method) else "round"
-    return [elementwise(builder, lambda b, e: call(b, function, e.dtype, e), x)]
+    def one(b: Builder, e: Scalar) -> Scalar:
+        if rounding_method == jax.lax.RoundingMethod.TO_NEAREST_EVEN:
+            return call(b, "rint", e.dtype, e)
+        # From the middle away from zero, where `rint` goes to the even number.
+        size = real(b, "abs", e)
+        nearest, _below, above = _nearest(b, size)
+        middle = real(b, "eq", real(b, "sub", size, nearest), number(0.5, e.dtype))
+        return call(b, "copysign", e.dtype, choose(b, middle, above, nearest), e)
+
+    return [elementwise(builder, one, x)]
 
 
 @rule("integer_pow")
@@ -406,9 +445,10 @@ def _count_bits(builder: Builder, eqn: Any, x: Elements) -> list[Elements]:
             "population_count": "for (; x; x &= x - 1) n++;",
             "clz": "n = bits; for (; x; x >>= 1) n--;",
         }[name]
-        b.helpers[helper] = (
+        b.helper(
+            helper,
             f"CEED_QFUNCTION_HELPER int {helper}(unsigned long long x, int bits) {{\n"
-            f"  int n = 0 * bits;\n  {body}\n  return n;\n}}\n"
+            f"  int n = 0 * bits;\n  {body}\n  return n;\n}}\n",
         )
         u = c_type(np.dtype(f"u{e.dtype.itemsize}"))
         return b.value(f"({c_type(e.dtype)}){helper}(({u}){e.text}, {bits})", e.dtype, [e])

@@ -269,10 +269,11 @@ def _bits(builder: Builder, x: Scalar, dtype: np.dtype) -> Scalar:
     if x.dtype.kind != "f" and dtype.kind != "f":
         return builder.value(f"({c_type(dtype)}){x.text}", dtype, [x])
     helper = f"ceedtap_bits_{x.dtype.name}_{dtype.name}"
-    builder.helpers[helper] = (
+    builder.helper(
+        helper,
         f"CEED_QFUNCTION_HELPER {c_type(dtype)} {helper}({c_type(x.dtype)} x) {{\n"
         f"  union {{\n    {c_type(x.dtype)} from;\n    {c_type(dtype)} to;\n  }} bits;\n"
-        f"  bits.from = x;\n  return bits.to;\n}}\n"
+        f"  bits.from = x;\n  return bits.to;\n}}\n",
     )
     return builder.value(f"{helper}({x.text})", dtype, [x])
 
@@ -295,7 +296,7 @@ def _mulhi(builder: Builder, eqn: Any, x: Elements, y: Elements) -> list[Element
         if bits < 64:
             return b.value(f"({c_type(dtype)})((({wide}){u.text} * ({wide}){v.text}) >> {bits})", dtype, [u, v])
         helper = "ceedtap_mulhi"
-        b.helpers[helper] = _MULHI
+        b.helper(helper, _MULHI)
         high = f"{helper}((unsigned long long){u.text}, (unsigned long long){v.text})"
         if dtype.kind == "i":  # two's complement
             high += f" - ({u.text} < 0 ? (unsigned long long){v.text} : 0) - "
@@ -319,7 +320,7 @@ CEED_QFUNCTION_HELPER unsigned long long ceedtap_mulhi(unsigned long long a, uns
 @rule("fft")
 def _fft(builder: Builder, eqn: Any, x: Elements, *, fft_type: Any, fft_lengths: Any) -> list[Elements]:
     """As products with a matrix: the arrays at a point are small."""
-    kind = str(fft_type).rsplit(".", 1)[-1].upper()
+    kind = fft_type.name
 
     def function(x: Any) -> Any:
         *others, last = range(x.ndim - len(fft_lengths), x.ndim)

@@ -26,8 +26,12 @@ from ceedtap.codegen_rules import MIN_LOOPED, Element, apply, choose, convert, l
 
 # Contractions of more products, or with MIN_LOOPED or more terms or results in a row, become loops.
 MAX_PRODUCTS = 512
-# So many sums at once.
+# So many sums at once, in registers.
 BLOCK = 64
+# Products that are added to each of them at once.
+TERMS = 8
+# Partial sums of a long inner product: a vector of the widest registers.
+LANES = 8
 
 # -- reductions --------------------------------------------------------------------------------------------------------
 
@@ -138,27 +142,60 @@ def _contraction_loops(builder: Builder, left: Elements, right: Elements, dtype:
         a = [e if e.dtype == dtype else convert(builder, e, dtype) for e in left[n].reshape(-1)]
         b = [e if e.dtype == dtype else convert(builder, e, dtype) for e in right[n].reshape(-1)]
         x = (*builder.table(a, dtype), dtype)
+        if width < 2 * LANES and depth >= 4 * LANES:
+            w = (*builder.table(b, dtype), dtype)
+            out[n] = [[_long_inner(builder, x, w, i, j, depth) for j in range(width)] for i in range(rows)]
+            continue
         w = (*_transposed_table(builder, np.array(b, object).reshape(width, depth), dtype), dtype)
-        sums = builder.empty_array(rows * width, dtype)
-        zero = number(0, dtype)
         for i in range(rows):
             for start in range(0, width, BLOCK):
                 block = min(BLOCK, width - start)
-                # A block of sums that fits into the registers of the processor.
-                part = builder.empty_array(block, dtype)
+                sums = builder.empty_array(block, dtype)
                 with builder.count(block) as j:
-                    builder.store(part, j, zero)
-                with builder.count(depth) as k:
-                    factor = load_at(builder, x, i * depth, k)
-                    with builder.count(block) as j:
-                        weight = load_at(builder, w, start, f"{k.text} * {width}", j)
-                        old = builder.load(part, j.text, dtype, [j])
-                        builder.store(part, j, real(builder, "add", old, real(builder, "mul", factor, weight)))
-                with builder.count(block) as j:
-                    at = builder.value(f"{j.text} + {i * width + start}", np.int32, [j])
-                    builder.store(sums, at, builder.load(part, j.text, dtype, [j]))
-        out[n] = builder.elements_of(sums, (rows, width), dtype)
+                    builder.store(sums, j, number(0, dtype))
+                whole = depth - depth % TERMS
+                if whole:
+                    with builder.count(whole, step=TERMS) as k:
+                        _add_products(builder, sums, x, w, (i * depth, start), (width, block), k.text, TERMS)
+                if depth - whole:
+                    _add_products(builder, sums, x, w, (i * depth, start), (width, block), str(whole), depth - whole)
+                out[n, i, start : start + block] = builder.elements_of(sums, [block], dtype)
     return out
+
+
+def _add_products(
+    builder: Builder, sums: str, x: Any, w: Any, starts: tuple[int, int], sizes: tuple[int, int], k: str, terms: int
+) -> None:
+    """sums[j] += x[k] * w[k, j] + x[k + 1] * w[k + 1, j] ...: a sum is read and written once for all of them."""
+    (x_start, w_start), (width, block) = starts, sizes
+    factors = [load_at(builder, x, x_start + u, k) for u in range(terms)]
+    with builder.count(block) as j:
+        total = builder.load(sums, j.text, x[2], [j])
+        for u, factor in enumerate(factors):
+            weight = load_at(builder, w, w_start + u * width, f"{k} * {width}", j)
+            total = real(builder, "add", total, real(builder, "mul", factor, weight))
+        builder.store(sums, j, total)
+
+
+def _long_inner(builder: Builder, x: Any, w: Any, i: int, j: int, depth: int) -> Scalar:
+    """A sum of many products, as partial sums that the compiler can compute at once."""
+    dtype = x[2]
+    sums = builder.empty_array(LANES, dtype)
+    with builder.count(LANES) as lane:
+        builder.store(sums, lane, number(0, dtype))
+    whole = depth - depth % LANES
+    with builder.count(whole, step=LANES) as k, builder.count(LANES) as lane:
+        product = real(builder, "mul", load_at(builder, x, i * depth, k, lane), load_at(builder, w, j * depth, k, lane))
+        old = builder.load(sums, lane.text, dtype, [lane])
+        builder.store(sums, lane, real(builder, "add", old, product))
+    parts = list(builder.elements_of(sums, [LANES], dtype))
+    for rest in range(whole, depth):
+        last = load_at(builder, x, i * depth + rest), load_at(builder, w, j * depth + rest)
+        parts.append(real(builder, "mul", *last))
+    while len(parts) > 1:
+        pairs = zip(parts[::2], parts[1::2], strict=False)
+        parts = [real(builder, "add", *pair) for pair in pairs] + parts[len(parts) - len(parts) % 2 :]
+    return parts[0]
 
 
 def _transposed_table(builder: Builder, matrix: Elements, dtype: np.dtype) -> tuple[str, int]:
