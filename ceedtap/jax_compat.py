@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend.core as jex_core
@@ -18,7 +18,8 @@ from jax.interpreters import ad, batching, mlir, partial_eval, xla
 from ceedtap.native import ffi, lib
 
 # Effects are allowed in control flow, derivatives and rematerialisation type by type. Without
-# `partial_eval_kept_effects` a tap inside `grad(scan(...))` is lost silently, so a missing registry is an error and not something to work around.
+# `partial_eval_kept_effects` a tap inside `grad(scan(...))` is lost silently, so a missing registry is an error and
+# not something to work around.
 _EFFECT_REGISTRIES = (
     "lowerable_effects",
     "control_flow_allowed_effects",
@@ -67,7 +68,7 @@ from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
 
 Primitive = jex_core.Primitive
 Effect = jex_core.Effect
-AbstractValue = jax.core.ShapedArray
+AbstractValue: Any = jax.core.ShapedArray
 LoweringRuleContext = mlir.LoweringRuleContext
 register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
@@ -120,8 +121,9 @@ def emit_python_effect(
     """Calls a Python function that has a side effect and no results. A partitioned program calls it for every shard."""
     token = None if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
     _, token, _ = mlir.emit_python_callback(
-        ctx, callback, token, list(operands), ctx.avals_in, [], has_side_effect=True, partitioned=is_partitioned(ctx)
-    )
+        ctx, callback, token, list(operands), cast(Any, ctx.avals_in), [],
+        has_side_effect=True, partitioned=is_partitioned(ctx),
+    )  # fmt: skip
     if ordered_effect is not None:
         ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
 
@@ -219,12 +221,8 @@ def _capsule(address: Any) -> Any:
 def _register_targets() -> None:
     for name in ("tap", "operator", "pointwise"):
         # The type first: XLA asks an instantiate handler for the type of the state that it makes.
-        state = {"type_id": f"ct_{name}_type_id", "type_info": f"ct_{name}_type_info"}
-        jax.ffi.register_ffi_type(
-            f"ceedtap_{name}_state",
-            {key: _capsule(getattr(lib, getter)()) for key, getter in state.items()},
-            platform="cpu",
-        )
+        state: Any = {key: _capsule(getattr(lib, f"ct_{name}_{key}")()) for key in ("type_id", "type_info")}
+        jax.ffi.register_ffi_type(f"ceedtap_{name}_state", state, platform="cpu")
         stages = ("instantiate", "execute")
         handlers = {stage: _capsule(getattr(lib, f"ct_{name}_{stage}_address")()) for stage in stages}
         jax.ffi.register_ffi_target(f"ceedtap_{name}", handlers, platform="cpu")

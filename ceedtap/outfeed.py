@@ -427,10 +427,10 @@ def stats() -> dict[str, Any]:
     """Counters of the outfeed.
 
     Returns:
-        ``emitted``, ``consumed`` and ``dropped`` events, ``queued_bytes`` and their ``peak_bytes``; and ``consumers``, a
-        list with an entry for each tap in a living program: ``name``, ``transforms``, ``offered`` (events of programs,
-        whether they left or not) and, by device, the same counters. Once everything has been consumed, emitted equals
-        consumed + dropped.
+        ``emitted``, ``consumed`` and ``dropped`` events, ``queued_bytes`` and their ``peak_bytes``; and ``consumers``,
+        a list with an entry for each tap in a living program: ``name``, ``transforms``, ``offered`` (events of
+        programs, whether they left or not) and, by device, the same counters. Once everything has been consumed,
+        emitted equals consumed + dropped.
 
     >>> import ceedtap as ct
     >>> ct.id_tap(lambda x: None, 1)

@@ -14,9 +14,18 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ceedtap.apply import Application, Connection, Mask, apply_p, check_array
-from ceedtap.ceed import BASIS_NONE, ELEMRESTRICTION_NONE, USE_POINTER, VECTOR_ACTIVE, VECTOR_NONE, EvalMode
+from ceedtap.ceed import (
+    BASIS_NONE,
+    ELEMRESTRICTION_NONE,
+    USE_POINTER,
+    VECTOR_ACTIVE,
+    VECTOR_NONE,
+    EvalMode,
+    QFunction,
+    QFunctionContext,
+    Vector,
+)
 from ceedtap.ceed import Operator as CeedOperator
-from ceedtap.ceed import QFunction, QFunctionContext, Vector
 from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.fields import Field
 from ceedtap.linearize import Linearization
@@ -91,7 +100,8 @@ class _Domain:
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
-        one = self.space.basis.get_q_weight_1d()
+        basis: Any = self.space.basis
+        one = basis.get_q_weight_1d()
         return functools.reduce(np.multiply.outer, [one] * self.space.mesh.dim).reshape(-1)
 
     def at_points(self, field: Field, x: Any) -> Any:
@@ -359,14 +369,14 @@ class PointOperator:
             raise TypeError(f"{self._application.name}({', '.join(self.inputs)}): {error}") from None
 
     def _parameters(self, params: Any) -> Any:
-        given, expected = jax.tree.structure(params), jax.tree.structure(self._template)
+        given: Any = jax.tree.structure(params)
+        expected: Any = jax.tree.structure(self._template)
         if given != expected:
             raise TypeError(f"the parameters of {self._application.name} are like {expected}, got {given}")
         for leaf, template in zip(jax.tree.leaves(params), jax.tree.leaves(self._template), strict=True):
             if jnp.shape(leaf) != jnp.shape(template):
-                raise ValueError(
-                    f"a parameter of {self._application.name} has the shape {jnp.shape(template)}, got {jnp.shape(leaf)}"
-                )
+                expected, got = jnp.shape(template), jnp.shape(leaf)
+                raise ValueError(f"a parameter of {self._application.name} has the shape {expected}, got {got}")
         return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, self._application.dtype), params))[0]
 
     def bind(self, **fields: Any) -> PointOperator:
@@ -406,9 +416,9 @@ def operator(
     """Makes an operator of a function of one quadrature point, written with `jax.numpy`.
 
     The function is called with the values of the inputs at the point, by the names of its parameters, and returns the
-    values of the outputs: one value, or a tuple or dict of them when there are several outputs. Where a field is a tuple
-    of evaluations of one array, such as ``(V.value, V.grad)``, it is a tuple there as well. For an output, ``V.value``
-    stands for the factor of the test function, ``V.grad`` for that of its derivatives.
+    values of the outputs: one value, or a tuple or dict of them when there are several outputs. Where a field is a
+    tuple of evaluations of one array, such as ``(V.value, V.grad)``, it is a tuple there as well. For an output,
+    ``V.value`` stands for the factor of the test function, ``V.grad`` for that of its derivatives.
 
     JAX differentiates the function, and it is translated to C, so the operator and all its derivatives are libCEED
     operators that run inside compiled programs.
@@ -447,7 +457,8 @@ def operator(
     """
 
     def decorate(function: Callable[..., Any]) -> PointOperator:
-        return _make(function, name or getattr(function, "__name__", "point_function"), inputs, outputs, params)
+        label = name or str(getattr(function, "__name__", "point_function"))
+        return _make(function, label, inputs, outputs, params)
 
     return decorate
 

@@ -2,8 +2,8 @@
 
 A tap is two equations in a program.
 
-* `tap_p` emits an event. It has no outputs and a JAX effect; that makes it exact in every transformation. If it returned
-  what it taps, JAX could drop, duplicate or save the event together with the value.
+* `tap_p` emits an event. It has no outputs and a JAX effect; that makes it exact in every transformation. If it
+  returned what it taps, JAX could drop, duplicate or save the event together with the value.
 * `through_p` is the identity on the tapped values and costs nothing in compiled code. It is there to be differentiated:
   its transpose emits the cotangents. With `emits` it emits by itself, has no effect, and is subject to data dependence
   like any other value: the flavour of ``stateful=False``.
@@ -106,9 +106,9 @@ def id_tap(
     """Calls ``func(*args, **kwargs)`` on the host with the values that `args` have when the program runs.
 
     Args:
-        func: a function or a :class:`ceedtap.Consumer`, called on the receiver thread with NumPy arrays in place of the leaves of `args` (typed JAX keys in place
-            of keys). What it returns is not used; what it raises is raised by :func:`ceedtap.barrier_wait` or at the
-            end of :func:`ceedtap.outfeed_receiver`.
+        func: a function or a :class:`ceedtap.Consumer`, called on the receiver thread with NumPy arrays in place of
+            the leaves of `args` (typed JAX keys in place of keys). What it returns is not used; what it raises is
+            raised by :func:`ceedtap.barrier_wait` or at the end of :func:`ceedtap.outfeed_receiver`.
         args: one or more pytrees of arrays.
         result: what to return in place of `args`.
         tap_with_device: `func` also gets ``device=``, the `jax.Device` that ran the program.
@@ -156,7 +156,7 @@ def id_tap(
     binding = _bind(func, treedef, kwargs, keys, tap_with_device)
     encode_header(Header(0, _specs(arrays, keys)))  # says here, at the user's line, what no frame can hold
 
-    options = dict(binding=binding, transforms=(), ordered=ordered)
+    options: dict[str, Any] = {"binding": binding, "transforms": (), "ordered": ordered}
     if stateful:
         tap_p.bind(*arrays, derivatives=tangents, **options)
         if result is not _MISSING:
@@ -331,9 +331,15 @@ _JVP = ("jvp", ())
 _TRANSPOSE = ("transpose", ())
 
 
+def _is_float0(tangent: Any) -> bool:
+    """Whether it is the tangent of an integer, which has no values."""
+    aval = tangent.aval if isinstance(tangent, jax_compat.Zero) else tangent
+    return bool(aval.dtype == jax.dtypes.float0)
+
+
 def _instantiate(primal: Any, tangent: Any) -> Any:
     """A tangent as an array of the primal's type: symbolic zeros and the tangents of integers become zeros."""
-    zero = type(tangent) is jax_compat.Zero or tangent.dtype == jax.dtypes.float0
+    zero = isinstance(tangent, jax_compat.Zero) or _is_float0(tangent)
     return jnp.zeros(primal.shape, primal.dtype) if zero else tangent
 
 
@@ -355,8 +361,7 @@ def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any)
         return outs, list(tangents)
     filled = map(_instantiate, primals, tangents)
     out_tangents = through_p.bind(*filled, transforms=(*transforms, _JVP), **params)
-    integer = [type(t) is jax_compat.Zero and t.aval.dtype == jax.dtypes.float0 for t in tangents]
-    return outs, [t if i else out for t, out, i in zip(tangents, out_tangents, integer, strict=True)]
+    return outs, [t if _is_float0(t) else out for t, out in zip(tangents, out_tangents, strict=True)]
 
 
 def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:

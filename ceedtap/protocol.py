@@ -143,7 +143,8 @@ def encode_header(header: Header) -> bytes:
     """The bytes of a header, without a checksum.
 
     Raises:
-        ProtocolError: an element type without a code; in version 1 also more arrays than 112 bytes of metadata describe.
+        ProtocolError: an element type without a code; in version 1 also more arrays than 112 bytes of metadata can
+            describe.
 
     >>> len(encode_header(Header(7, (ArraySpec((3,), np.dtype(np.float64)),), version=1)))
     128

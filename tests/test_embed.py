@@ -196,7 +196,7 @@ def test_derivatives_with_a_transpose(line, u):
         (row,) = jax.linear_transpose(f, u)(u)
         assert np.allclose(row, matrix.T @ u, atol=1e-13)
         # The transpose of the transpose is the operator.
-        twice = jax.linear_transpose(lambda v: jax.linear_transpose(f, u)(v)[0], u)
+        twice = jax.linear_transpose(lambda v, f=f: jax.linear_transpose(f, u)(v)[0], u)
         assert np.allclose(twice(u)[0], matrix @ u, atol=1e-13)
 
 
@@ -355,7 +355,7 @@ def test_operators_die_with_their_programs(u):
     op = Line().mass()
     alive = weakref.ref(op)
     f = ct.embed(op, symmetric=True)
-    compiled = jax.jit(lambda u: f(u)).lower(u).compile()
+    compiled = jax.jit(f).lower(u).compile()
     expected = np.array(f(u))
     del op, f
     collect()

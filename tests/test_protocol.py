@@ -75,7 +75,7 @@ def test_checksum():
     zeroed = frame[:48] + bytes(4) + frame[52:]
     assert int.from_bytes(frame[48:52], "little") == zlib.crc32(zeroed)
     assert np.array_equal(decode_frame(frame)[1][0], np.arange(5))
-    for position in range(0, len(frame)):
+    for position in range(len(frame)):
         damaged = bytearray(frame)
         damaged[position] ^= 0x10
         with pytest.raises(ProtocolError):
@@ -150,7 +150,7 @@ def test_hostile_metadata(metadata, payload, version):
     try:
         decode_frame(frame + payload)
     except ProtocolError as error:
-        assert 0 <= error.offset <= 300
+        assert 0 <= error.offset <= 300  # noqa: PT017  some of these are frames
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -168,7 +168,7 @@ def test_every_truncation_is_an_error(version):
      [(10, (2,), "fry")], [(6, (), "fry")], [(6, (2,), 5)], [(6, (2,), "fry", 0)]],
 )  # fmt: skip
 def test_bad_metadata(entries, make):
-    with pytest.raises(ProtocolError, match="byte (16|64)"):
+    with pytest.raises(ProtocolError, match=r"byte (16|64)"):
         decode_header(make(1, entries, b""))
 
 
@@ -176,7 +176,7 @@ def test_bad_metadata(entries, make):
 @pytest.mark.parametrize("shape", [(2**62, 2**62), (2**63, 0), (0,) * 100])
 def test_impossible_shapes_do_not_allocate(shape, make):
     with pytest.raises(ProtocolError):
-        decode_frame(make(1, [(10, shape)] if len(shape) < 100 else [(10, shape)], b"x" * 100))
+        decode_frame(make(1, [(10, shape)], b"x" * 100))
 
 
 @pytest.mark.parametrize("word", [4, 12, 13, 14, 15])
