@@ -28,7 +28,7 @@ lint: $(VENV)/ready-lint
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info ceedtap/native/_native.*
+	rm -rf .venv .venv-* build dist *.egg-info ceedtap/native/_native.c ceedtap/native/_native*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The requirements of one extra of pyproject.toml. Installing the extra through the package would build the package again.
