@@ -348,6 +348,7 @@ class Outfeed:
 
     def after_fork(self) -> None:
         """In the child of a fork: no receiver thread, and locks that nobody holds. The next tap starts a thread."""
+        lib.ct_queue_after_fork(True)
         self._lock = threading.RLock()
         self._progress = threading.Condition()
         self._errors = _Errors()
@@ -405,7 +406,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=lib.ct_queue_before_fork,
         after_in_parent=lambda: lib.ct_queue_after_fork(False),
-        after_in_child=lambda: (lib.ct_queue_after_fork(True), OUTFEED.after_fork()),
+        after_in_child=OUTFEED.after_fork,
     )
 
 

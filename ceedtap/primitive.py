@@ -333,7 +333,7 @@ _TRANSPOSE = ("transpose", ())
 
 def _is_float0(tangent: Any) -> bool:
     """Whether it is the tangent of an integer, which has no values."""
-    aval = tangent.aval if isinstance(tangent, jax_compat.Zero) else tangent
+    aval: Any = tangent.aval if isinstance(tangent, jax_compat.Zero) else tangent
     return bool(aval.dtype == jax.dtypes.float0)
 
 
