@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import lattice
-from .lattice import FloatArray, IntArray
+from ceedtap import lattice
+from ceedtap.lattice import FloatArray, IntArray
 
 __all__ = ["Mesh", "MeshError", "box", "read"]
 
@@ -347,7 +347,7 @@ class Mesh:
             >>> Mesh.from_arrays([[0, 0], [1, 0], [1, 1], [0, 1]], [[0, 1, 2, 3]], "quad", {"floor": [[0, 1]]})
             Mesh(dim=2, order=1, num_cells=1, num_points=4, boundary={'floor': 1, 'all': 4})
         """
-        from . import mesh_io
+        from ceedtap import mesh_io
 
         sets = list((boundary or {}).items())
         return mesh_io.from_arrays(points, cells, cell_type, sets, regions or {}, orient=orient)
@@ -441,7 +441,7 @@ def read(path: str | os.PathLike[str], *, orient: bool = False) -> Mesh:
     Examples:
         >>> read("plate.msh")  # doctest: +SKIP
     """
-    from . import mesh_io
+    from ceedtap import mesh_io
 
     return mesh_io.read(path, orient=orient)
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import lattice
-from .lattice import FloatArray, IntArray
-from .mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, entity_keys
+from ceedtap import lattice
+from ceedtap.lattice import FloatArray, IntArray
+from ceedtap.mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, entity_keys
 
 # Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
 _CORNERS = {

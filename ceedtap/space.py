@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import lattice
-from .ceed import GAUSS, Basis, Ceed, ElemRestriction, EvalMode, StridedElemRestriction
-from .fields import Field
-from .lattice import FloatArray, IntArray
-from .mesh import Mesh
+from ceedtap import lattice
+from ceedtap.ceed import GAUSS, Basis, Ceed, ElemRestriction, EvalMode, StridedElemRestriction
+from ceedtap.fields import Field
+from ceedtap.lattice import FloatArray, IntArray
+from ceedtap.mesh import Mesh
 
 __all__ = ["Space"]
 
