@@ -7,11 +7,13 @@ names the piece; :func:`broken` lists what is missing without raising, for ``cee
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
+import jax.experimental
 import jax.extend.core as jex_core
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
 
@@ -30,7 +32,7 @@ _EFFECT_REGISTRIES = (
 _ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
 _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
-    "jax._src.core": ("abstract_token",),
+    "jax._src.core": ("abstract_token", "ManualAxisType"),
     "jax._src.source_info_util": ("user_frame",),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.lax.special": (
@@ -105,14 +107,61 @@ def emit_ffi_effect(
 
     With `ordered_effect`, the call takes that effect's token and hands it on, which puts it in program order.
     """
+    emit_ffi_call(ctx.replace(avals_out=[]), target, operands, ordered_effect, **attributes)
+
+
+def emit_ffi_call(
+    ctx: LoweringRuleContext, target: str, operands: Sequence[Any], ordered_effect: Effect | None, **attributes: Any
+) -> list[Any]:
+    """The same for a target with results, those of `ctx`; returns them."""
     lower = build_ffi_lowering_function(target, has_side_effect=True)
     if ordered_effect is None:
-        lower(ctx.replace(avals_out=[]), *operands, **attributes)
-        return
+        return list(lower(ctx, *operands, **attributes).results)
     token = ctx.tokens_in.get(ordered_effect)
-    with_token = ctx.replace(avals_in=[_core.abstract_token, *ctx.avals_in], avals_out=[_core.abstract_token])
-    (token,) = lower(with_token, token, *operands, **attributes).results
+    avals = {"avals_in": [_core.abstract_token, *ctx.avals_in], "avals_out": [_core.abstract_token, *ctx.avals_out]}
+    token, *results = lower(ctx.replace(**avals), token, *operands, **attributes).results
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
+    return results
+
+
+def emit_python_call(
+    ctx: LoweringRuleContext, callback: Callable[..., Any], operands: Sequence[Any], ordered_effect: Effect | None
+) -> Any:
+    """Calls a Python function with a side effect and the results of `ctx`; with whole arrays, on one device."""
+    if ordered_effect is None:
+        shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in ctx.avals_out]
+        io_call = functools.partial(jax.experimental.io_callback, callback, shapes)
+        return mlir.lower_fun(io_call, multiple_results=True)(ctx, *operands)
+    avals: Any = (ctx.avals_in, ctx.avals_out)
+    token = ctx.tokens_in.get(ordered_effect)
+    results, token, _ = mlir.emit_python_callback(ctx, callback, token, list(operands), *avals, has_side_effect=True)
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
+    return results
+
+
+def _never_called(*_: Any) -> tuple[()]:
+    return ()
+
+
+def dispatch_synchronously(ctx: LoweringRuleContext) -> None:
+    """Makes XLA run the program on the thread that starts it, if its inputs are ready.
+
+    XLA's CPU client does so for programs with Python callbacks. Otherwise it runs them on one of a few threads, which
+    would not be there for the programs of host functions that the first program waits for.
+    """
+    if not ctx.module_context.host_callbacks:
+        ctx.module_context.add_host_callback(_never_called)
+
+
+def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """The abstract value of a result that differs between the devices of a `shard_map` as any of the operands does."""
+    varying = frozenset[Any]().union(*(operand.manual_axis_type.varying for operand in operands))
+    if not varying:
+        return AbstractValue(tuple(shape), dtype)
+    like = next(operand for operand in operands if operand.manual_axis_type.varying)
+    sharding = like.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+    mat = _core.ManualAxisType(varying=varying)
+    return AbstractValue(tuple(shape), dtype, sharding=sharding, manual_axis_type=mat)
 
 
 def emit_python_effect(
@@ -219,7 +268,7 @@ def _capsule(address: Any) -> Any:
 
 
 def _register_targets() -> None:
-    for name in ("tap", "operator", "pointwise"):
+    for name in ("tap", "call", "operator", "pointwise"):
         # The type first: XLA asks an instantiate handler for the type of the state that it makes.
         state: Any = {key: _capsule(getattr(lib, f"ct_{name}_{key}")()) for key in ("type_id", "type_info")}
         jax.ffi.register_ffi_type(f"ceedtap_{name}_state", state, platform="cpu")

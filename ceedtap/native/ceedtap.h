@@ -4,6 +4,7 @@
  *   registry.c  reference counts of the Python objects that compiled programs point to
  *   queue.c     frames from tap handlers to the receiver thread
  *   tap.c       the XLA FFI handler of a tap
+ *   call.c      calls of host functions that return values to the program, and their XLA FFI handler
  *   operator.c  the XLA FFI handler of an embedded libCEED operator
  *   pointwise.c the XLA FFI handler of a compiled point function over plain arrays
  *
@@ -30,6 +31,7 @@ void ct_lock_release(ct_lock *lock);
 typedef struct ct_registry ct_registry;
 ct_registry *ct_operators(void);
 ct_registry *ct_consumers(void);
+ct_registry *ct_functions(void);
 ct_registry *ct_pointwise_functions(void);
 int ct_registry_add(ct_registry *registry, uint64_t key, void *payload); /* one reference; 0 on success */
 int ct_registry_ref(ct_registry *registry, uint64_t key);                /* 0: no such key */
@@ -106,15 +108,46 @@ int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, siz
                   size_t size);        /* CT_RESERVED: emitted */
 void ct_queue_busy(char *text, size_t size); /* describes what the receiver is doing */
 
+/* -- call.c: calls of host functions, from handlers to threads of Python's -------------------------------------- */
+typedef struct ct_function {
+  uint64_t id;
+  void *route; /* for Python */
+  char name[128];
+  int64_t timeout_ms; /* -1: none */
+} ct_function;
+
+typedef struct ct_call {
+  ct_function *function;
+  void *bytes;   /* the frame: header and operands */
+  uint64_t size; /* of the frame */
+  int on_pool;   /* while the program waits, it may keep a thread of XLA's pool */
+} ct_call;
+
+/* Waits for a call. *alone: no other thread waits, so somebody must, before the host function runs. NULL: the thread is
+ * not needed any more. What is taken must be given back to ct_call_finish or ct_call_fail. */
+ct_call *ct_call_take(int *alone);
+void *ct_call_take_bytes(ct_call *call); /* the frame becomes the caller's */
+void ct_call_free_bytes(void *bytes);
+/* The results, each in C order; elements of fewer than 8 bits take a byte. 0: nobody waits for them any more. */
+int ct_call_finish(ct_call *call, int num_results, const void **data, const uint64_t *sizes);
+int ct_call_fail(ct_call *call, const char *message); /* the program fails with this message */
+int ct_call_set_on_pool(int value); /* the same of calls in programs that this thread starts; returns what it was */
+void ct_call_close(int64_t patience_ms); /* the process ends: no call lasts longer than this from now on */
+uint64_t ct_call_lost(char *name, size_t size); /* calls that had no answer then, and the function of one of them */
+
 /* -- tap.c, operator.c: XLA FFI handlers, as addresses for jax.ffi ---------------------------------------------- */
 void *ct_tap_instantiate_address(void);
 void *ct_tap_execute_address(void);
+void *ct_call_instantiate_address(void);
+void *ct_call_execute_address(void);
 void *ct_operator_instantiate_address(void);
 void *ct_operator_execute_address(void);
 void *ct_pointwise_instantiate_address(void);
 void *ct_pointwise_execute_address(void);
 void *ct_tap_type_id(void);
 void *ct_tap_type_info(void);
+void *ct_call_type_id(void);
+void *ct_call_type_info(void);
 void *ct_operator_type_id(void);
 void *ct_operator_type_info(void);
 void *ct_pointwise_type_id(void);

@@ -26,9 +26,11 @@ struct ct_registry {
 
 static ct_registry operators = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 static ct_registry consumers = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+static ct_registry functions = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 static ct_registry pointwise_functions = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 ct_registry *ct_operators(void) { return &operators; }
 ct_registry *ct_consumers(void) { return &consumers; }
+ct_registry *ct_functions(void) { return &functions; }
 ct_registry *ct_pointwise_functions(void) { return &pointwise_functions; }
 
 static entry **find(ct_registry *registry, uint64_t key) {
