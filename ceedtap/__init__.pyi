@@ -2,6 +2,9 @@
 
 from ceedtap import mesh as mesh
 from ceedtap import outfeed as outfeed
+from ceedtap.calls import CallError as CallError
+from ceedtap.calls import call as call
+from ceedtap.calls import original_exception as original_exception
 from ceedtap.ceed import BASIS_NONE as BASIS_NONE
 from ceedtap.ceed import COPY_VALUES as COPY_VALUES
 from ceedtap.ceed import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
