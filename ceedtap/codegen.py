@@ -486,6 +486,10 @@ _TWO_ARGUMENTS = {"atan2", "hypot", "pow"}
 
 def _preamble(functions: set[str], precise: bool) -> str:
     text = "#pragma once\n#include <ceed/types.h>\n#ifndef CEED_RUNNING_JIT_PASS\n#include <math.h>\n"
+    if "sqrt" in functions:
+        # Without errno, which nobody looks at, it is an instruction.
+        text += "#if defined(__GNUC__) && !defined(__cplusplus)\n"
+        text += "double sqrt(double) __attribute__((const));\nfloat sqrtf(float) __attribute__((const));\n#endif\n"
     vectorised = sorted(functions & VECTORISED)
     if vectorised and not precise:
         text += (

@@ -179,9 +179,15 @@ def _is(x: Scalar, value: float) -> bool:
 def _simplified(name: str, dtype: np.dtype, args: Sequence[Scalar]) -> Scalar | None:
     """An operand that equals the result. Of floating-point identities only those that hold for every number are used,
     and x + 0, which differs for -0 alone."""
-    if dtype.kind == "b" or len(args) != 2:
+    if len(args) != 2:
         return None
     a, b = args
+    if dtype.kind == "b":
+        if name in ("and", "or"):
+            for x, other in ((a, b), (b, a)):
+                if x.is_constant:
+                    return other if bool(x.value) == (name == "and") else x
+        return None
     if name in ("add", "add_any"):
         if _is(a, 0.0) or _is(a, -0.0):
             return b

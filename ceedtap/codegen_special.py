@@ -503,6 +503,11 @@ def _approx_top_k(
 # -- functions in functions --------------------------------------------------------------------------------------------
 
 
+@rule("eval_jaxpr")
+def _eval_jaxpr(builder: Builder, eqn: Any, *operands: Elements, jaxpr: Any, **_: Any) -> list[Elements]:
+    return translate(builder, getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), operands)
+
+
 @rule("platform_index")
 def _platform_index(builder: Builder, eqn: Any, *, platforms: Sequence[Any]) -> list[Elements]:
     """The branch for CPUs, which is what the other rules correspond to."""
@@ -552,7 +557,7 @@ _REASONS = {
     ),
     "shapes must be known": "dim_as_value dimension_size ragged_dot_general shape_assertion",
     "it belongs to JAX's own machinery": (
-        "after_all call_hi_primitive_linearized check create_token custom_jvp_call_jaxpr dce_sink eval_jaxpr "
+        "after_all call_hi_primitive_linearized check create_token custom_jvp_call_jaxpr dce_sink "
         "from_edtype select_and_scatter stage tie to_edtype unreachable"
     ),
 }  # fmt: skip

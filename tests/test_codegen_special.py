@@ -85,7 +85,7 @@ def primitives() -> set[str]:
     kind = type(lax.add_p)
     found = set()
     for name, module in list(sys.modules.items()):
-        if name.startswith("jax.") or name.startswith("jax._src"):
+        if name.startswith("jax."):
             found |= {v.name for v in vars(module).values() if isinstance(v, kind) and "pallas" not in name}
     return found
 
@@ -101,10 +101,10 @@ def test_every_primitive_is_decided():
 def test_elementwise_primitives_are_all_translated():
     """Of the names that jax.lax exports as functions of numbers, none is refused."""
     names = (
-        "abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh digamma div eq erf "
-        "erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow is_finite le lgamma log log1p "
-        "logistic lt max min mul ne neg nextafter polygamma pow regularized_incomplete_beta rem round rsqrt select_n sign "
-        "sin sinh sqrt square sub tan tanh zeta"
+        "abs acos acosh add asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp cos cosh "
+        "digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac integer_pow "
+        "is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter polygamma pow "
+        "regularized_incomplete_beta rem round rsqrt select_n sign sin sinh sqrt square sub tan tanh zeta "
     )
     codegen._load_rules()
     assert set(names.split()) <= set(codegen.RULES)
