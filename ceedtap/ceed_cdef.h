@@ -73,6 +73,7 @@ int CeedVectorScale(CeedVector x, CeedScalar alpha);
 int CeedVectorAXPY(CeedVector y, CeedScalar alpha, CeedVector x);
 int CeedVectorAXPBY(CeedVector y, CeedScalar alpha, CeedScalar beta, CeedVector x);
 int CeedVectorPointwiseMult(CeedVector w, CeedVector x, CeedVector y);
+int CeedVectorFilter(CeedVector x, CeedScalar filter_value, CeedScalar filter_tolerance);
 int CeedVectorReciprocal(CeedVector vec);
 int CeedVectorGetCeed(CeedVector vec, Ceed *ceed);
 int CeedVectorView(CeedVector vec, const char *fp_fmt, FILE *stream);

@@ -259,6 +259,7 @@ _SINCE_1_0 = frozenset(
         "CeedOperatorRestoreContextBooleanRead",
         "CeedOperatorSetContextBoolean",
         "CeedQFunctionContextRegisterBoolean",
+        "CeedVectorFilter",
     )
 )
 

@@ -740,11 +740,16 @@ class CompositeOperator(_Operator):
             self._check_usable()
             multiplicity = Vector(self.ceed, self.active_lengths[0])
             multiplicity.set_value(0)
-            function = self.ceed.library.first(
-                "CeedOperatorCompositeGetMultiplicity", "CeedCompositeOperatorGetMultiplicity"
-            )
-            pointer = self.ceed.library.ffi.from_buffer("CeedInt[]", skip)
-            self._call(function, self.pointer, skip.size, pointer, multiplicity.pointer)
+            # libCEED takes indices to skip and, for a `continue` in an inner loop, skips nothing.
+            rest = CompositeOperator(self.ceed)
+            for i, sub in enumerate(self._subs):
+                if i not in skip:
+                    rest.add_sub(sub)
+            if rest._subs:
+                function = self.ceed.library.first(
+                    "CeedOperatorCompositeGetMultiplicity", "CeedCompositeOperatorGetMultiplicity"
+                )
+                self._call(function, rest.pointer, 0, self.ceed.library.ffi.NULL, multiplicity.pointer)
         return multiplicity
 
     def _check_complete(self) -> None:

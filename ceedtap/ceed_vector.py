@@ -296,7 +296,7 @@ class Vector(CeedObject):
         memory = self._access.memory
         assert memory is not None
         self._elsewhere = None
-        if self._address(lent[0]) != memory.ctypes.data:
+        if memory.size and self._address(lent[0]) != memory.ctypes.data:
             # The memcheck backends lend memory that they free afterwards; here it is copied from and, in the end, to.
             self._elsewhere = lent[0]
             memory[:] = self._at(lent[0])
@@ -326,7 +326,7 @@ class Vector(CeedObject):
             self._access.readers += 1
             memory = self._access.memory
             assert memory is not None
-            if self._address(lent[0]) != memory.ctypes.data:  # see _lend
+            if memory.size and self._address(lent[0]) != memory.ctypes.data:  # see _lend
                 memory = self._at(lent[0]).copy()
             # Through a read-only buffer: numpy lets nobody make this array writable.
             return np.asarray(memoryview(memory.data).toreadonly())
@@ -400,10 +400,11 @@ class Vector(CeedObject):
         Raises:
             CeedAccessError: the vector has no data, or an array for writing is out.
         """
-        array = dlpack.lend(self, write=False)
-        return self._shaped(array.copy() if copy else array, shape)
-
-    def _shaped(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        if copy:
+            with self.array_read() as values:
+                array = values.copy()
+        else:
+            array = dlpack.lend(self, write=False)
         return array.reshape(shape) if shape else array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ceedtap.ceed_constants import MEM_HOST
+from ceedtap.ceed_object import aligned_zeros
 
 if TYPE_CHECKING:
     import jax
@@ -50,7 +51,7 @@ def lend(vector: Vector, write: bool, read_only: bool | None = None) -> np.ndarr
         assert memory is not None
         pointer = ffi.new("CeedScalar **" if write else "const CeedScalar **")
         vector._call(f"CeedVectorGetArray{kind}", vector.pointer, MEM_HOST, pointer)
-        if vector._address(pointer[0]) != memory.ctypes.data:  # the memcheck backends lend other memory
+        if memory.size and vector._address(pointer[0]) != memory.ctypes.data:  # the memcheck backends lend other memory
             values = vector._at(pointer[0]).copy()
             vector._call(f"CeedVectorRestoreArray{kind}", vector.pointer, pointer)
             if write:
@@ -152,21 +153,20 @@ def check_x64(dtype: np.dtype) -> None:
 
 def to_jax(vector: Vector, shape: tuple[int, ...], copy: bool | None) -> jax.Array:
     """See :meth:`ceedtap.Vector.to_jax`."""
-    import jax.numpy as jnp
     from jax import dlpack
 
     check_x64(vector.ceed.library.scalar_dtype)
     array = lend(vector, write=False, read_only=False)
-    address = array.ctypes.data
-    if shape:
-        array = array.reshape(shape)
-    if copy:
-        return jnp.array(array, copy=True).block_until_ready()  # before the memory may change
-    if array.size and address % 64:
+    if array.size and array.ctypes.data % 64 and not copy:
         if copy is False:
             raise BufferError(f"{vector!r}: JAX shares memory that is 64-byte aligned; this array of the user's is not")
-        return jnp.array(array, copy=True).block_until_ready()
-    return dlpack.from_dlpack(_ForJAX(array))
+        copy = True
+    if copy:
+        # Not by JAX, which copies later and holds on to what it copies from.
+        private = aligned_zeros(array.size, array.dtype)
+        private[:] = array
+        array = private
+    return dlpack.from_dlpack(_ForJAX(array.reshape(shape) if shape else array))
 
 
 def take(source: Any, dtype: np.dtype, copy: bool | None) -> tuple[np.ndarray, str]:
