@@ -504,7 +504,8 @@ def _approx_top_k(
 
 
 @rule("eval_jaxpr")
-def _eval_jaxpr(builder: Builder, eqn: Any, *operands: Elements, jaxpr: Any, **_: Any) -> list[Elements]:
+def _eval_jaxpr(builder: Builder, eqn: Any, *operands: Elements, **params: Any) -> list[Elements]:
+    jaxpr = params.get("call_jaxpr", params.get("jaxpr"))
     return translate(builder, getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ()), operands)
 
 
