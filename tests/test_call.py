@@ -410,16 +410,16 @@ def test_timeout(how):
 
 def test_late_results_are_thrown_away():
     def late(x):
-        time.sleep(0.05)
+        time.sleep(0.5)
         return x + 1
 
     f = jax.jit(lambda x: ct.call(late, x, result_shape=x, timeout=0.01) * 2)
     on_time = jax.jit(lambda x: ct.call(lambda x: x, x, result_shape=x, timeout=30))
-    for _ in range(20):
+    for _ in range(4):
         with pytest.raises(ERRORS, match="time-out"):
             f(jnp.ones(1000)).block_until_ready()
         y = on_time(jnp.full(1000, 3.0))
-    time.sleep(0.2)
+    time.sleep(1)
     assert (y == 3).all()
 
 
