@@ -541,7 +541,8 @@ _REASONS = {
         "psum_invariant psum_invariant_start psum_start pvary ragged_all_to_all reduce_scatter reduce_scatter_done "
         "reduce_scatter_start reduced_vary_cast reduced_vary_cast_p shard_map unreduced_pmax unreduced_pmin "
         "unreduced_psum unreduced_psum_start unreduced_reduce_scatter unreduced_reduce_scatter_start "
-        "vary_unreduced_cast vary_unreduced_cast_p reshard relayout core_map xla_pmap"
+        "vary_unreduced_cast vary_unreduced_cast_p reshard relayout core_map global_array_to_host_local_array "
+        "host_local_array_to_global_array"
     ),
     "it changes arrays in place": (
         "accum_grad_in_ref addupdate box_get box_set create_linear empty_ref free_ref freeze get new_box new_ref pin "

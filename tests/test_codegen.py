@@ -359,4 +359,4 @@ def test_large_layers_are_loops():
     assert len([s for s in run.source.splitlines() if "=" in s]) < 250
     check(jax.jacobian(mlp), x)
     check(lambda x: jax.grad(lambda y: jnp.sum(mlp(y) ** 2))(x), x)
-    check(lambda x, v: jax.vjp(lambda u: u @ jnp.sin(x), w[1])[1](v)[0], *points((64,), (64,), num=3))
+    check(lambda x, v: jax.vjp(lambda u: u @ jnp.sin(x), w[1][:12, :40])[1](v)[0], *points((40,), (12,), num=3))
