@@ -151,9 +151,10 @@ class Application:
         those it takes."""
         raise TypeError(f"the derivative of {self!r} is not known")
 
-    def jvp_parts(self, mask: Mask) -> list[Mask]:
-        """Masks for :meth:`jvp`: the derivative is the sum of these. One is not enough where it has too many fields."""
-        return [mask]
+    def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
+        """What :meth:`jvp` gives, as a sum where one operator has no room for it. The third mask says which outputs a
+        term has."""
+        return [(*self.jvp(mask), (True,) * len(self.out_shapes))]
 
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         """The transpose: of the inputs in which the operator is not linear and a cotangent for each output. The second
@@ -287,14 +288,15 @@ def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], li
             for i, (p, t, moved) in enumerate(zip(primals, tangents, mask, strict=True))
         ]
         return outs, apply_p.bind(*directions, op=op)
-    total: list[Any] = []
-    for part in op.jvp_parts(mask):
-        derivative, takes = op.jvp(part)
-        everything = [*primals, *(t for t, moved in zip(tangents, part, strict=True) if moved)]
-        terms = apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative)
-        total = [a + b for a, b in zip(total, terms, strict=True)] if total else terms
+    everything = [*primals, *(t for t, moved in zip(tangents, mask, strict=True) if moved)]
+    total: list[Any] = [None] * len(outs)
+    for derivative, takes, has in op.derivatives(mask):
+        terms = iter(apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative))
+        total = [(next(terms) if x is None else x + next(terms)) if wanted else x for x, wanted in zip(total, has, strict=True)]
     # A derivative that depends on no batched input has no batch yet.
-    return outs, [jnp.broadcast_to(x, out.shape) for x, out in zip(total, outs, strict=True)]
+    return outs, [
+        jnp.zeros_like(out) if x is None else jnp.broadcast_to(x, out.shape) for x, out in zip(total, outs, strict=True)
+    ]
 
 
 jax_compat.primitive_jvps[apply_p] = _jvp

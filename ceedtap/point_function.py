@@ -197,6 +197,13 @@ class PointFunction:
 
         return self._derived("pruned", make)
 
+    @property
+    def num_fields(self) -> int:
+        """Fields of the QFunction, inputs and outputs."""
+        return sum(len(slot.fields) for slot in self.inputs if slot.kind != "parameters") + sum(
+            len(slot.fields) for slot in self.outputs
+        )
+
     # -- C -------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -26,12 +26,14 @@ from ceedtap.ceed import (
     Vector,
 )
 from ceedtap.ceed import Operator as CeedOperator
-from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.fields import Field
 from ceedtap.linearize import Linearization
 from ceedtap.point_function import PointFunction, Slot
 
 Fields = Field | Sequence[Field]
+
+# Inputs and outputs together: libCEED 0.12 looks at so many inputs when it destroys an operator, and its table ends at 16.
+MAX_FIELDS = 16
 
 
 # -- the domain --------------------------------------------------------------------------------------------------------
@@ -146,11 +148,6 @@ class _PointApplication(Application):
         self.dtype = function.dtype
         self._derived: dict[Any, Any] = {}
 
-    @property
-    def num_fields(self) -> int:
-        """libCEED's input fields."""
-        return sum(len(slot.fields) for slot in self.function.inputs if slot.kind != "parameters")
-
     # -- libCEED -------------------------------------------------------------------------------------------------
 
     def qfunction(self) -> tuple[QFunction, np.ndarray]:
@@ -174,6 +171,11 @@ class _PointApplication(Application):
         """A libCEED operator whose fields have vectors of their own, except for the active input and the outputs that
         go with it."""
         function, ceed = self.function, self.domain.ceed
+        if function.num_fields > MAX_FIELDS:
+            raise ValueError(
+                f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
+                "inputs and outputs together, each part of a tuple counted"
+            )
         qf, memory = self.qfunction()
         op = ceed.Operator(qf)
         op.name = function.name
@@ -243,21 +245,34 @@ class _PointApplication(Application):
         derivative = self.function.jvp(tuple(slot.name in moved for slot in self.function.inputs))
         return self._pruned(derivative)
 
-    def jvp_parts(self, mask: Mask) -> list[Mask]:
-        if self.jvp(mask)[0].num_fields <= MAX_FIELDS:
-            return [mask]
-        parts: list[list[bool]] = []
+    def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
+        if self.jvp(mask)[0].function.num_fields <= MAX_FIELDS:
+            return super().derivatives(mask)
+        terms: list[tuple[Application, Mask, Mask]] = []
+        for number in range(len(self.out_shapes)):
+            has = tuple(i == number for i in range(len(self.out_shapes)))
+            one = self.select(has)
+            for group in one._groups(mask):
+                derivative, takes = one.jvp(group)
+                moved = iter(takes[len(mask) :])
+                which = [chosen and next(moved) for wanted, chosen in zip(mask, group, strict=True) if wanted]
+                if any(which):
+                    terms.append((derivative, (*takes[: len(mask)], *which), has))
+        return terms
+
+    def _groups(self, mask: Mask) -> list[Mask]:
+        """The inputs of a mask in groups, such that there is room for derivatives by each."""
+        groups: list[list[bool]] = []
         room = 0
         for i, (slot, wanted) in enumerate(zip(self.free, mask, strict=True)):
             if not wanted:
                 continue
-            fields = 0 if slot.kind == "parameters" else len(slot.fields)
-            if not parts or fields > room:
-                parts.append([False] * len(mask))
-                room = MAX_FIELDS - self.num_fields
-            parts[-1][i] = True
-            room -= fields
-        return [tuple(part) for part in parts]
+            if not groups or len(slot.fields) > room:
+                groups.append([False] * len(mask))
+                room = MAX_FIELDS - self.function.num_fields
+            groups[-1][i] = True
+            room -= len(slot.fields)
+        return [tuple(group) for group in groups]
 
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         wanted = {slot.name for slot, undefined in zip(self.free, mask, strict=True) if undefined}
@@ -266,7 +281,7 @@ class _PointApplication(Application):
         transposed = self.function.transpose(tuple(slot.name in wanted for slot in self.function.inputs))
         return self._pruned(transposed)
 
-    def select(self, mask: Mask) -> Application | None:
+    def select(self, mask: Mask) -> _PointApplication:
         return self._apply(self.function.select(mask))
 
     def _pruned(self, function: PointFunction) -> tuple[_PointApplication, Mask]:
