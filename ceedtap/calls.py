@@ -19,7 +19,6 @@ import re
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,7 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import jax_compat, outfeed
+from ceedtap import arguments, jax_compat, outfeed
+from ceedtap.arguments import Interned, take_apart
 from ceedtap.native import ffi, lib
 from ceedtap.primitive import OrderedTapEffect, TapEffect
 from ceedtap.protocol import DTYPES, ArraySpec, Header, array_decoder, encode_header
@@ -111,15 +111,10 @@ def call(
     specs = tuple(map(_result_spec, results))
 
     def run(*args: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(args)
-        leaves = [_as_array(leaf) for leaf in leaves]
-        is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-        keys = tuple(str(jax.random.key_impl(leaf)) if k else None for leaf, k in zip(leaves, is_key, strict=True))
-        arrays = [jax.random.key_data(leaf) if k else leaf for leaf, k in zip(leaves, is_key, strict=True)]
-        encode_header(Header(0, _specs(arrays, keys)))  # says here, at the user's line, what no frame can hold
-        function = _intern(host_func, treedef, out_tree, kwargs, keys, timeout)
+        taken = take_apart(args, "call")
+        function = _function(host_func, kwargs, taken.treedef, out_tree, taken.keys, timeout)
         return jax.tree.unflatten(
-            out_tree, call_p.bind(*arrays, function=function, specs=specs, ordered=ordered, vmap=vmap)
+            out_tree, call_p.bind(*taken.arrays, function=function, specs=specs, ordered=ordered, vmap=vmap)
         )
 
     if jvp is not None:
@@ -164,18 +159,6 @@ def original_exception(error: BaseException) -> BaseException | None:
 # -- arguments and results -------------------------------------------------------------------------------------------
 
 
-def _as_array(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf
-    try:
-        return jnp.asarray(leaf)
-    except TypeError as error:
-        raise TypeError(
-            f"call passes arrays and numbers, got {type(leaf).__name__}; pass what the host function needs besides "
-            "them by keyword"
-        ) from error
-
-
 def _result_spec(leaf: Any) -> ArraySpec:
     if isinstance(leaf, bool | int | float | complex):
         return ArraySpec((), np.dtype(jnp.result_type(leaf)))
@@ -191,13 +174,6 @@ def _result_spec(leaf: Any) -> ArraySpec:
     if dtype not in DTYPES:
         raise TypeError(f"a host function cannot return values of type {dtype}")
     return ArraySpec(tuple(int(d) for d in leaf.shape), dtype)
-
-
-def _specs(avals: Any, keys: Sequence[str | None]) -> tuple[ArraySpec, ...]:
-    return tuple(
-        ArraySpec(tuple(int(d) for d in aval.shape), np.dtype(aval.dtype), key)
-        for aval, key in zip(avals, keys, strict=True)
-    )
 
 
 def _number_fits(value: object, dtype: np.dtype) -> bool:
@@ -221,17 +197,17 @@ class Function:
 
     Attributes:
         func: the function.
+        kwargs: keyword arguments of every call.
         treedef: structure of its positional arguments.
         out_tree: structure of its result.
-        kwargs: keyword arguments of every call.
         keys: for each leaf of the arguments, the name of the random number generator when it holds keys.
         timeout: seconds, or None.
     """
 
     func: Callable[..., Any]
+    kwargs: dict[str, Any]
     treedef: Any
     out_tree: Any
-    kwargs: dict[str, Any]
     keys: tuple[str | None, ...]
     timeout: float | None
 
@@ -280,24 +256,7 @@ class Function:
         raise CallError(f"host function `{self.name}` must return {expected}{where}, it returned {got}")
 
 
-_interned: weakref.WeakValueDictionary[Any, Function] = weakref.WeakValueDictionary()
-_interned_lock = threading.Lock()
-
-
-def _intern(*fields: Any) -> Function:
-    """The function with these fields; the same object for the same ones, so that JAX finds programs in its caches."""
-    func, treedef, out_tree, kwargs, *rest = fields
-    key = (func, treedef, out_tree, tuple(sorted(kwargs.items())), *rest)
-    try:
-        hash(key)
-    except TypeError:  # an unhashable function or keyword argument: an object of its own
-        return Function(*fields)
-    with _interned_lock:
-        function = _interned.get(key)
-        if function is None:
-            function = _interned[key] = Function(*fields)
-    return function
-
+_function = Interned(Function)
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
@@ -539,9 +498,9 @@ def _shut_down() -> None:
 
 def _after_fork() -> None:
     """In the child of a fork: no threads, and locks that nobody holds."""
-    global _workers, _interned_lock, _kept_lock, _routes_lock, _program_lock
+    global _workers, _kept_lock, _routes_lock, _program_lock
     _workers = _Workers()
-    _interned_lock, _kept_lock, _program_lock = threading.Lock(), threading.Lock(), threading.Lock()
+    _kept_lock, _program_lock = threading.Lock(), threading.Lock()
     _routes_lock = threading.RLock()
 
 
@@ -617,7 +576,7 @@ def _call_lowering(
 ) -> Any:
     if jax_compat.is_partitioned(ctx):
         return _callback_lowering(ctx, *operands, function=function, specs=specs, ordered=ordered)
-    reference = _route(function, _specs(ctx.avals_in, function.keys), specs)
+    reference = _route(function, arguments.specs(ctx.avals_in, function.keys), specs)
     # The route must live until XLA has instantiated the call; from then on the executable holds it.
     jax_compat.add_keepalive(ctx, reference)
     jax_compat.dispatch_synchronously(ctx)

@@ -57,15 +57,15 @@ class Binding:
 
     Attributes:
         consumer: called on the receiver thread.
-        treedef: structure of the tapped positional arguments.
         kwargs: keyword arguments of every call.
+        treedef: structure of the tapped positional arguments.
         keys: for each leaf, the name of the random number generator when it holds keys.
         with_device: whether the consumer also gets ``device=``.
     """
 
     consumer: Consumer
-    treedef: Any
     kwargs: dict[str, Any]
+    treedef: Any
     keys: tuple[str | None, ...]
     with_device: bool
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import jax
@@ -23,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
+from ceedtap.arguments import Interned, specs, take_apart
 from ceedtap.consumer import Consumer
 from ceedtap.outfeed import OUTFEED, Binding, Transforms
-from ceedtap.protocol import ArraySpec, Header, encode_header
 
 # -- primitives ------------------------------------------------------------------------------------------------------
 
@@ -59,38 +58,13 @@ _effects = {False: TapEffect(), True: OrderedTapEffect()}
 # -- public functions ------------------------------------------------------------------------------------------------
 
 _MISSING = object()
-_interned: weakref.WeakValueDictionary[Any, Binding] = weakref.WeakValueDictionary()
-_interned_lock = threading.Lock()
 
 
-def _bind(func: Callable[..., Any], treedef: Any, kwargs: dict[str, Any], *options: Any) -> Binding:
-    """The binding for these; the same object for the same ones, so that JAX finds programs with it in its caches."""
-
-    def make() -> Binding:
-        return Binding(func if isinstance(func, Consumer) else Consumer(func), treedef, kwargs, *options)
-
-    key = (func, treedef, tuple(sorted(kwargs.items())), *options)
-    try:
-        hash(key)
-    except TypeError:  # an unhashable function or keyword argument: a binding of its own
-        return make()
-    with _interned_lock:
-        binding = _interned.get(key)
-        if binding is None:
-            binding = _interned[key] = make()
-    return binding
+def _make_binding(func: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> Binding:
+    return Binding(func if isinstance(func, Consumer) else Consumer(func), kwargs, *parts)
 
 
-def _as_array(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf
-    try:
-        return jnp.asarray(leaf)
-    except TypeError as error:
-        raise TypeError(
-            f"id_tap taps arrays and numbers, got {type(leaf).__name__}; pass what the consumer needs besides them by "
-            "keyword"
-        ) from error
+_binding = Interned(_make_binding)
 
 
 def id_tap(
@@ -148,13 +122,9 @@ def id_tap(
         raise ValueError("ordered=True needs stateful=True: the order is kept by a JAX effect")
     if result is not _MISSING and not stateful:
         raise ValueError("result= needs stateful=True: without an effect, a tap whose result is not used is dropped")
-    leaves, treedef = jax.tree.flatten(args)
-    leaves = [_as_array(leaf) for leaf in leaves]
-    is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
-    keys = tuple(str(jax.random.key_impl(leaf)) if k else None for leaf, k in zip(leaves, is_key, strict=True))
-    arrays = [jax.random.key_data(leaf) if k else leaf for leaf, k in zip(leaves, is_key, strict=True)]
-    binding = _bind(func, treedef, kwargs, keys, tap_with_device)
-    encode_header(Header(0, _specs(arrays, keys)))  # says here, at the user's line, what no frame can hold
+    taken = take_apart(args, "id_tap")
+    arrays = taken.arrays
+    binding = _binding(func, kwargs, taken.treedef, taken.keys, tap_with_device)
 
     options: dict[str, Any] = {"binding": binding, "transforms": (), "ordered": ordered}
     if stateful:
@@ -165,8 +135,8 @@ def id_tap(
         if not tangents or not any(isinstance(array, jax.core.Tracer) for array in arrays):
             return args[0] if len(args) == 1 else args
     outs = through_p.bind(*arrays, derivatives=tangents, emits=not stateful, **options)
-    outs = [leaf if k else out for leaf, out, k in zip(leaves, outs, is_key, strict=True)]
-    args = jax.tree.unflatten(treedef, outs)
+    outs = [leaf if key else out for leaf, out, key in zip(taken.leaves, outs, taken.keys, strict=True)]
+    args = jax.tree.unflatten(taken.treedef, outs)
     return args[0] if len(args) == 1 else args
 
 
@@ -220,13 +190,6 @@ def id_print(
 # -- lowering and evaluation -----------------------------------------------------------------------------------------
 
 
-def _specs(avals: Any, keys: Sequence[str | None]) -> tuple[ArraySpec, ...]:
-    return tuple(
-        ArraySpec(tuple(int(d) for d in aval.shape), np.dtype(aval.dtype), key)
-        for aval, key in zip(avals, keys, strict=True)
-    )
-
-
 def _thaw(transforms: Any) -> Transforms:
     """Parameters of a primitive must be hashable, so the dicts of `transforms` travel as tuples of pairs."""
     return tuple((name, dict(params)) for name, params in transforms)
@@ -254,7 +217,7 @@ def _tap_lowering(
 ) -> list[Any]:
     if jax_compat.is_partitioned(ctx):
         return _callback_lowering(ctx, *operands, binding=binding, transforms=transforms, ordered=ordered)
-    reference = OUTFEED.route(binding, _thaw(transforms), _specs(ctx.avals_in, binding.keys))
+    reference = OUTFEED.route(binding, _thaw(transforms), specs(ctx.avals_in, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
     # is bytes, which can hold nothing, so its routes live as long as the process.
     if ctx.module_context.lowering_parameters.for_export:
@@ -280,7 +243,7 @@ for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
 
 
 def _emit(arrays: list[np.ndarray], binding: Binding, transforms: Any, device: int = -1) -> None:
-    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), _specs(arrays, binding.keys)), arrays, device)
+    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
 
 
 @tap_p.def_impl

@@ -1,0 +1,89 @@
+"""Arguments on their way to the host: pytrees of arrays, numbers and typed keys, as the arrays of a frame."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ceedtap.protocol import ArraySpec, Header, encode_header
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Positional arguments, taken apart.
+
+    Attributes:
+        leaves: the leaves, as JAX arrays.
+        arrays: the same, with the words of keys in place of keys.
+        treedef: structure of the arguments.
+        keys: for each leaf, the name of the random number generator when it holds keys.
+    """
+
+    leaves: list[Any]
+    arrays: list[Any]
+    treedef: Any
+    keys: tuple[str | None, ...]
+
+
+def take_apart(args: Any, function: str) -> Arguments:
+    """Takes positional arguments of `function` apart.
+
+    Raises:
+        TypeError: a leaf is no array and no number.
+        ProtocolError: what no frame can hold.
+    """
+    leaves, treedef = jax.tree.flatten(args)
+    leaves = [_as_array(leaf, function) for leaf in leaves]
+    is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    keys = tuple(str(jax.random.key_impl(leaf)) if k else None for leaf, k in zip(leaves, is_key, strict=True))
+    arrays = [jax.random.key_data(leaf) if k else leaf for leaf, k in zip(leaves, is_key, strict=True)]
+    encode_header(Header(0, specs(arrays, keys)))
+    return Arguments(leaves, arrays, treedef, keys)
+
+
+def _as_array(leaf: Any, function: str) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    try:
+        return jnp.asarray(leaf)
+    except TypeError as error:
+        raise TypeError(
+            f"{function} takes arrays and numbers, got {type(leaf).__name__}; pass what the function needs besides "
+            "them by keyword"
+        ) from error
+
+
+def specs(avals: Any, keys: Sequence[str | None]) -> tuple[ArraySpec, ...]:
+    """Shapes and types of the arrays of a frame."""
+    return tuple(
+        ArraySpec(tuple(int(d) for d in aval.shape), np.dtype(aval.dtype), key)
+        for aval, key in zip(avals, keys, strict=True)
+    )
+
+
+class Interned(Generic[T]):
+    """Objects by what they are made of: the same object for the same parts while it lives, so that JAX, which compares
+    such objects by identity, finds programs with them in its caches."""
+
+    def __init__(self, make: Callable[..., T]) -> None:
+        self._make = make
+        self._known: weakref.WeakValueDictionary[Any, T] = weakref.WeakValueDictionary()
+
+    def __call__(self, func: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> T:
+        key = (func, tuple(sorted(kwargs.items())), *parts)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # an unhashable function or keyword argument: an object of its own
+            return self._make(func, kwargs, *parts)
+        if known is None:
+            # Two threads may both come here: then there are two objects, which is right, only slower.
+            known = self._known[key] = self._make(func, kwargs, *parts)
+        return known
