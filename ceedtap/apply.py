@@ -292,7 +292,10 @@ def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], li
     total: list[Any] = [None] * len(outs)
     for derivative, takes, has in op.derivatives(mask):
         terms = iter(apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative))
-        total = [(next(terms) if x is None else x + next(terms)) if wanted else x for x, wanted in zip(total, has, strict=True)]
+        total = [
+            (next(terms) if x is None else x + next(terms)) if wanted else x
+            for x, wanted in zip(total, has, strict=True)
+        ]
     # A derivative that depends on no batched input has no batch yet.
     return outs, [
         jnp.zeros_like(out) if x is None else jnp.broadcast_to(x, out.shape) for x, out in zip(total, outs, strict=True)

@@ -32,7 +32,8 @@ from ceedtap.point_function import PointFunction, Slot
 
 Fields = Field | Sequence[Field]
 
-# Inputs and outputs together: libCEED 0.12 looks at so many inputs when it destroys an operator, and its table ends at 16.
+# Inputs and outputs together: when it destroys an operator, libCEED 0.12 looks at as many inputs as it has fields, in a
+# table that ends at 16.
 MAX_FIELDS = 16
 
 
