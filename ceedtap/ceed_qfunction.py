@@ -157,7 +157,11 @@ class QFunctionByName(_QFunction):
         ffi = ceed.library.ffi
 
         def create(handle: Any) -> None:
-            ceed._call("CeedQFunctionCreateInteriorByName", ceed.pointer, wanted, handle)
+            try:
+                ceed._call("CeedQFunctionCreateInteriorByName", ceed.pointer, wanted, handle)
+            except CeedError as error:
+                shown = name if len(name) < 100 else name[:100] + "..."
+                raise CeedError.from_code(error.code, f"{shown!r}: {error.message}", error.function) from None
             # libCEED takes the name with the longest common beginning, "M" for any that begins with it.
             kernel = ffi.new("const char **")
             ceed._call("CeedQFunctionGetKernelName", handle[0], kernel)
