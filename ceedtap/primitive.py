@@ -12,6 +12,7 @@ A tap is two equations in a program.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -156,6 +157,16 @@ def _print(*args: Any, what: Any, threshold: int | None, output_stream: TextIO |
         stream = output_stream if output_stream is not None else sys.stdout
         stream.write("\n".join(line for line in lines if line) + "\n")
         stream.flush()
+
+
+def _after_fork() -> None:
+    """In the child of a fork: locks that no thread of the parent holds."""
+    global _interned_lock, _print_lock
+    _interned_lock, _print_lock = threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def id_print(
