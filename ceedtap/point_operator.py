@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ceedtap import jax_compat
 from ceedtap.apply import Application, Connection, Mask, apply_p, check_array
 from ceedtap.ceed import (
     BASIS_NONE,
@@ -399,7 +400,7 @@ class PointOperator:
         """The operator with some fields fixed. Constants stay in libCEED, which then need not look at them again.
 
         Raises:
-            TypeError: no such field.
+            TypeError: no such field, or values that are only known when a program runs.
             ValueError: another shape.
         """
         bound = dict(self._application.bound)
@@ -408,7 +409,10 @@ class PointOperator:
             if not slots:
                 raise TypeError(f"{self._application.name} has no field {name}; it has {', '.join(self.inputs)}")
             label = f"the field {name} of {self._application.name}"
-            bound[name] = np.array(check_array(label, value, slots[0].shape, self._application.dtype))
+            if isinstance(value, jax.core.Tracer):
+                raise TypeError(f"{label} can be bound to known values only; pass what a program computes to the call")
+            with jax_compat.concrete():
+                bound[name] = np.array(check_array(label, value, slots[0].shape, self._application.dtype))
         application = _PointApplication(self._application.function, self._application.domain, bound)
         return PointOperator(application, self._unravel, self._template)
 

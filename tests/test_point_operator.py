@@ -192,6 +192,13 @@ def test_changing_the_array_that_was_bound_changes_nothing(square, mass):
     assert np.array_equal(bound(u), before)
 
 
+def test_binding_inside_of_a_program(square, mass):
+    u, _ = square.fields()
+    assert close(jax.jit(lambda u: mass.bind(x=square.mesh.points)(u))(u), mass(u, square.x))
+    with pytest.raises(TypeError, match="field x of mass can be bound to known values only"):
+        jax.jit(lambda x: mass.bind(x=x)(u))(square.x)
+
+
 # -- transformations ---------------------------------------------------------------------------------------------------
 
 
