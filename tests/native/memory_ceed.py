@@ -1,11 +1,11 @@
 """What a memory checker runs: vectors, views, DLPack, contexts, callbacks and operators, each used and dropped.
 
-Run, with debugging allocation so that the checker sees Python's memory:
+Run, with an allocator that shows the checker each of Python's blocks:
 
-    PYTHONMALLOC=malloc valgrind --leak-check=full --show-leak-kinds=definite \\
-        --suppressions=tests/native/python.supp python tests/native/memory_ceed.py
+    PYTHONMALLOC=malloc valgrind --leak-check=full --show-leak-kinds=definite python tests/native/memory_ceed.py
 
-An error counts when a function of libCEED (`Ceed...`) or of ceedtap (`ct_...`) is in its stack.
+The interpreter, numpy and the dynamic loader are reported as well. What counts is a report with a function of libCEED
+(`Ceed...`) or of ceedtap (`ct_...`) in its stack.
 """
 
 from __future__ import annotations
