@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,10 @@ import numpy as np
 from ceedtap import codegen
 from ceedtap import codegen_rules as codegen_rules  # registers the rules
 from ceedtap.codegen import Builder, Elements, TranslationError
+
+
+#: So many values in a row are written by a loop.
+MIN_LOOP = 16
 
 
 @dataclass(frozen=True)
@@ -54,12 +58,11 @@ def qfunction(
     results = codegen.translate(builder, closed.jaxpr, closed.consts, operands)
     writes, needed = [], []
     for output, result in zip(outputs, results, strict=True):
-        for row, element in enumerate(result.reshape(-1)):
-            if isinstance(element, codegen.Complex):
-                raise TranslationError(f"the output {output} is complex; the fields of libCEED are real")
-            value = codegen_rules.convert(builder, element, scalar)
-            needed.append(value)
-            writes.append(f"    {output}[{_at(row)}] = {value.text};\n")
+        if any(isinstance(element, codegen.Complex) for element in result.reshape(-1)):
+            raise TranslationError(f"the output {output} is complex; the fields of libCEED are real")
+        values = [codegen_rules.convert(builder, element, scalar) for element in result.reshape(-1)]
+        needed += values
+        writes += _write(output, values)
     body = builder.text(needed, "    ")
     helpers = "".join(f"{helper}\n" for helper in builder.helpers.values())
     return (
@@ -71,6 +74,23 @@ def qfunction(
     )
 
 
+def _write(output: str, values: Sequence[codegen.Scalar]) -> Iterator[str]:
+    """The lines that write an output; a loop where many values lie in a row, which compilers take better."""
+    row = 0
+    while row < len(values):
+        stop, place = row + 1, values[row].place
+        while place and stop < len(values) and values[stop].place == (place[0], place[1] + stop - row):
+            stop += 1
+        if stop - row < MIN_LOOP:
+            stop = row + 1
+            yield f"    {output}[{_at(row)}] = {values[row].text};\n"
+        else:
+            assert place is not None
+            target, source = f"{output}[({row} + k) * Q + i]", f"{place[0]}[{place[1]} + k]"
+            yield f"    for (CeedInt k = 0; k < {stop - row}; k++) {target} = {source};\n"
+        row = stop
+
+
 def _at(row: int) -> str:
     return f"{row} * Q + i" if row else "i"
 
@@ -78,8 +98,12 @@ def _at(row: int) -> str:
 def _read(builder: Builder, argument: Argument, shape: tuple[int, ...]) -> Elements:
     values = np.empty(shape, object)
     for row, index in enumerate(np.ndindex(shape)):
-        at = _at(row) if argument.context is None else str(row)
-        values[index] = builder.value(f"{argument.name}[{at}]", builder.scalar, [])
+        if argument.context is None:
+            values[index] = builder.value(f"{argument.name}[{_at(row)}]", builder.scalar, [])
+        else:
+            # The same at all points: read where it is used, and loops over many of them run over the context itself.
+            text = f"{argument.name}[{row}]"
+            values[index] = codegen.Scalar(text, builder.scalar, place=(argument.name, row))
     return values
 
 

@@ -101,3 +101,10 @@ def test_functions_die_with_their_programs():
     ct.pointwise(lambda x: 4 * x)(jnp.ones(2))  # entering one lets go of others
     collect()
     assert lib.ct_registry_size(lib.ct_pointwise_functions()) <= before + 1
+
+
+def test_many_outputs_that_lie_in_a_row():
+    a, b = (jnp.asarray(rng.standard_normal((5, 40))) for _ in range(2))
+    outer = ct.pointwise(lambda a, b: jnp.concatenate([a[:3], jnp.outer(a, b).ravel(), b[::-1]]))
+    expected = jax.vmap(lambda a, b: jnp.concatenate([a[:3], jnp.outer(a, b).ravel(), b[::-1]]))(a, b)
+    assert np.array_equal(outer(a, b), expected)
