@@ -77,9 +77,9 @@ from ceedtap.operators import embed as embed
 from ceedtap.outfeed import CallbackException as CallbackException
 from ceedtap.outfeed import barrier_wait as barrier_wait
 from ceedtap.outfeed import outfeed_receiver as outfeed_receiver
+from ceedtap.point_arrays import pointwise as pointwise
 from ceedtap.point_operator import PointOperator as PointOperator
 from ceedtap.point_operator import operator as operator
-from ceedtap.point_arrays import pointwise as pointwise
 from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
 from ceedtap.space import Space as Space

@@ -12,7 +12,6 @@ from ceedtap import codegen
 from ceedtap import codegen_rules as codegen_rules  # registers the rules
 from ceedtap.codegen import Builder, Elements, TranslationError
 
-
 #: So many values in a row are written by a loop.
 MIN_LOOP = 16
 
@@ -56,7 +55,8 @@ def qfunction(
         _read(builder, argument, var.aval.shape) for argument, var in zip(inputs, closed.jaxpr.invars, strict=True)
     ]
     results = codegen.translate(builder, closed.jaxpr, closed.consts, operands)
-    writes, needed = [], []
+    writes: list[str] = []
+    needed: list[codegen.Scalar] = []
     for output, result in zip(outputs, results, strict=True):
         if any(isinstance(element, codegen.Complex) for element in result.reshape(-1)):
             raise TranslationError(f"the output {output} is complex; the fields of libCEED are real")

@@ -85,7 +85,8 @@ class Tap(Consumer):
     A program that taps it need not be traced again when that changes. While nothing is attached, no event leaves it.
 
     Args:
-        name: of the tap. Programs with taps of one name and the same shapes share their compiled form between processes.
+        name: of the tap. Programs with taps of one name and the same shapes share their compiled form between
+            processes.
         policy, every: as for :class:`Consumer`.
 
     >>> import ceedtap as ct, jax

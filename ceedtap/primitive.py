@@ -160,9 +160,9 @@ def _print(*args: Any, what: Any, threshold: int | None, output_stream: TextIO |
 
 
 def _after_fork() -> None:
-    """In the child of a fork: locks that no thread of the parent holds."""
-    global _interned_lock, _print_lock
-    _interned_lock, _print_lock = threading.Lock(), threading.Lock()
+    """In the child of a fork: a lock that no thread of the parent holds."""
+    global _print_lock
+    _print_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
