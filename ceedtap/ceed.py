@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ceedtap import (
     ceed_basis,
     ceed_callback,
+    ceed_composite,
     ceed_context,
     ceed_operator,
     ceed_qfunction,
@@ -30,6 +31,8 @@ from ceedtap.ceed_basis import BasisHdiv as BasisHdiv
 from ceedtap.ceed_basis import BasisTensorH1 as BasisTensorH1
 from ceedtap.ceed_basis import BasisTensorH1Lagrange as BasisTensorH1Lagrange
 from ceedtap.ceed_callback import PythonQFunction as PythonQFunction
+from ceedtap.ceed_composite import CompositeOperator as CompositeOperator
+from ceedtap.ceed_composite import OperatorAtPoints as OperatorAtPoints
 from ceedtap.ceed_constants import BASIS_NONE as BASIS_NONE
 from ceedtap.ceed_constants import COPY_VALUES as COPY_VALUES
 from ceedtap.ceed_constants import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
@@ -72,9 +75,7 @@ from ceedtap.ceed_constants import TransposeMode as TransposeMode
 from ceedtap.ceed_context import QFunctionContext as QFunctionContext
 from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of, root_of
 from ceedtap.ceed_object import captured, integer
-from ceedtap.ceed_operator import CompositeOperator as CompositeOperator
 from ceedtap.ceed_operator import Operator as Operator
-from ceedtap.ceed_operator import OperatorAtPoints as OperatorAtPoints
 from ceedtap.ceed_operator import OperatorField as OperatorField
 from ceedtap.ceed_qfunction import IdentityQFunction as IdentityQFunction
 from ceedtap.ceed_qfunction import QFunction as QFunction
@@ -445,8 +446,8 @@ class Ceed:
         qdfT: ceed_qfunction._QFunction | None = None,
     ) -> OperatorAtPoints:
         """See :class:`ceedtap.ceed.OperatorAtPoints`."""
-        return ceed_operator.OperatorAtPoints(self, qf, dqf, qdfT)
+        return ceed_composite.OperatorAtPoints(self, qf, dqf, qdfT)
 
     def CompositeOperator(self) -> CompositeOperator:
         """See :class:`ceedtap.ceed.CompositeOperator`."""
-        return ceed_operator.CompositeOperator(self)
+        return ceed_composite.CompositeOperator(self)

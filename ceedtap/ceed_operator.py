@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ceedtap.ceed_assembly import Assembly
-from ceedtap.ceed_basis import Basis, BasisTensorH1
+from ceedtap.ceed_basis import Basis
 from ceedtap.ceed_constants import (
     BASIS_NONE,
     ELEMRESTRICTION_NONE,
@@ -28,7 +28,7 @@ from ceedtap.ceed_ffi import (
     CeedUnsupportedError,
     check,
 )
-from ceedtap.ceed_object import immediate, integers, text
+from ceedtap.ceed_object import immediate, text
 from ceedtap.ceed_qfunction import QFunction, QFunctionField, _QFunction
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _Blocked, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
@@ -270,7 +270,7 @@ class _Operator(Assembly):
             shape = () if count == 1 and not np.ndim(value) else (count,)
             flat = np.reshape(value, -1) if shape else value
             values = np.array(field_value(name, flat, dtype, shape), dtype).reshape(-1)
-            if not isinstance(self, CompositeOperator) and np.array_equal(values, self.get_context(name)):
+            if not hasattr(self, "sub_operators") and np.array_equal(values, self.get_context(name)):
                 return
             pointer = self.ceed.library.ffi.from_buffer(f"{ctype}[]", values)
             self._call(f"CeedOperatorSetContext{kind}", self.pointer, label, pointer)
@@ -342,6 +342,7 @@ class Operator(_Operator):
         self._own(ceed, "CeedOperator", create)
 
     _create = "CeedOperatorCreate"
+    _at_points = False
 
     @classmethod
     def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Operator:
@@ -521,7 +522,7 @@ class Operator(_Operator):
             ("basis", basis, Basis, (BASIS_NONE,)),
             ("vector", vector, Vector, (VECTOR_ACTIVE, VECTOR_NONE)),
         ):
-            if isinstance(part, AtPointsElemRestriction) and not isinstance(self, OperatorAtPoints):
+            if isinstance(part, AtPointsElemRestriction) and not self._at_points:
                 raise ValueError(f"{where}: restriction: {part!r} is for OperatorAtPoints")
             if isinstance(part, _Blocked):
                 raise ValueError(
@@ -594,166 +595,3 @@ class Operator(_Operator):
 def _short(part: Any) -> str:
     """A part of a field for a table: without the brackets of its repr."""
     return repr(part).strip("<>")
-
-
-class OperatorAtPoints(Operator):
-    """An operator on any points of the elements; made by :meth:`ceedtap.Ceed.OperatorAtPoints`.
-
-    Its fields are those of :class:`Operator`. Where the basis is BASIS_NONE, the restriction is an
-    :class:`AtPointsElemRestriction` to the points of :meth:`set_points`; the other bases are tensor products, whose own
-    quadrature points play no part.
-
-    Raises:
-        CeedUnsupportedError: libCEED is older than 1.0.
-    """
-
-    _create = "CeedOperatorCreateAtPoints"
-    _points: AtPointsElemRestriction | None = None
-
-    def set_points(self, rstr_points: AtPointsElemRestriction, point_coords: Vector) -> None:
-        """Says where the points are.
-
-        Args:
-            rstr_points: which points are in which element, with as many components as there are dimensions.
-            point_coords: their coordinates in the reference element, in [-1, 1].
-
-        Raises:
-            TypeError, ValueError: no such restriction, or a vector of another length.
-            CeedAccessError: the points are set already, or the operator was applied.
-        """
-        if not isinstance(rstr_points, AtPointsElemRestriction):
-            raise TypeError(f"rstr_points: expected an AtPointsElemRestriction, got {rstr_points!r}")
-        self._check_same_ceed("rstr_points", rstr_points)
-        with self.ceed.lock:
-            if self._points is not None or self._frozen or self._fields:
-                raise CeedAccessError(f"{self!r}: the points are set once, before the fields")
-            check_vector(self, "point_coords", point_coords, rstr_points.lsize)
-            point_coords._check_input("point_coords")
-            self._call("CeedOperatorAtPointsSetPoints", self.pointer, rstr_points.pointer, point_coords.pointer)
-            self._points, self._coordinates = rstr_points, point_coords
-
-    def _passive(self) -> tuple[_Named, _Named]:
-        inputs, outputs = super()._passive()
-        if self._points is not None:
-            inputs.append(("the coordinates of the points", self._coordinates))
-        return inputs, outputs
-
-    def _check_complete(self) -> None:
-        if self._points is None:
-            raise CeedIncompleteError(f"{self!r} has no points; use set_points")
-        super()._check_complete()
-
-    def _check_field(self, field: QFunctionField, restriction: Any, basis: Any, vector: Any) -> None:
-        where = f"field {field.name!r} (EVAL_{field.eval_mode.name}, size {field.size})"
-        if self._points is None:
-            raise CeedIncompleteError(f"{where}: call set_points before set_field")
-        if basis is BASIS_NONE:
-            if not isinstance(restriction, AtPointsElemRestriction) or restriction.points != self._points.points:
-                raise ValueError(
-                    f"{where}: restriction: expected one to the points of the operator, got {restriction!r}"
-                )
-        else:
-            if isinstance(restriction, AtPointsElemRestriction):
-                raise ValueError(f"{where}: restriction: {restriction!r} takes no basis")
-            if not isinstance(basis, BasisTensorH1):
-                raise ValueError(f"{where}: basis: expected a tensor basis, got {basis!r}")
-            nelem = restriction.nelem if isinstance(restriction, _ElemRestriction) else self._points.nelem
-            if nelem != self._points.nelem or basis.dim != self._points.ncomp:
-                raise ValueError(f"{where}: {restriction!r} and {basis!r} do not fit the points {self._points!r}")
-        super()._check_field(field, restriction, basis, vector)
-
-    def _num_points(self, restriction: Any, basis: Any) -> int:
-        assert self._points is not None
-        return self._points.elemsize
-
-    def linear_assemble_qfunction(self, request: Sentinel = REQUEST_IMMEDIATE) -> Any:
-        """Not for points."""
-        raise CeedUnsupportedError(f"{self!r}: libCEED does not assemble QFunctions at points")
-
-
-class CompositeOperator(_Operator):
-    """The sum of operators; made by :meth:`ceedtap.Ceed.CompositeOperator`."""
-
-    def __init__(self, ceed: Ceed) -> None:
-        self._start()
-        self._subs: list[Operator] = []
-        create = ceed.library.first("CeedOperatorCreateComposite", "CeedCompositeOperatorCreate")
-        self._own(ceed, "CeedOperator", lambda box: ceed._call(create, ceed.pointer, box))
-
-    def __repr__(self) -> str:
-        label = f" {self._name!r}" if self._name else ""
-        return f"<CompositeOperator{label} of {len(self._subs)}>"
-
-    def _repr_html_(self) -> str:
-        return "".join([f"<p>{html.escape(repr(self))}</p>", *(sub._repr_html_() for sub in self._subs)])
-
-    @property
-    def sub_operators(self) -> tuple[Operator, ...]:
-        """The operators that it is the sum of."""
-        return tuple(self._subs)
-
-    def add_sub(self, subop: Operator) -> None:
-        """Adds an operator, which must be complete and cannot be changed afterwards.
-
-        Raises:
-            TypeError, ValueError: no operator, or one whose active vectors have other lengths.
-            CeedError: it is incomplete or cannot be used.
-        """
-        if not isinstance(subop, Operator):
-            raise TypeError(f"subop: expected an Operator, got {subop!r}")
-        self._check_same_ceed("subop", subop)
-        with self.ceed.lock:
-            if self._frozen:
-                raise CeedAccessError(f"{self!r} cannot be changed any more, it was checked or applied")
-            subop.check()
-            if self._subs and self._subs[0].active_lengths != subop.active_lengths:
-                raise ValueError(
-                    f"subop: active lengths {subop.active_lengths}, but the others have {self._subs[0].active_lengths}"
-                )
-            function = self.ceed.library.first("CeedOperatorCompositeAddSub", "CeedCompositeOperatorAddSub")
-            self._call(function, self.pointer, subop.pointer)
-            self._subs.append(subop)
-
-    def _passive(self) -> tuple[_Named, _Named]:
-        inputs: _Named = []
-        outputs: dict[int, tuple[str, Vector]] = {}  # several may add to one
-        for sub in self._subs:
-            more = sub._passive()
-            inputs += more[0]
-            outputs.update((id(vector), (name, vector)) for name, vector in more[1])
-        return inputs, list(outputs.values())
-
-    def _active_fields(self) -> list[OperatorField]:
-        return [field for sub in self._subs for field in sub._active_fields()]
-
-    def _all_functions(self) -> list[_QFunction]:
-        return [qf for sub in self._subs for qf in sub._all_functions()]
-
-    def get_multiplicity(self, skip_indices: Sequence[int] = ()) -> Vector:
-        """The L-vector of how many of the parts touch each entry.
-
-        Args:
-            skip_indices: parts that are not counted.
-        """
-        skip = integers("skip_indices", np.asarray(skip_indices, np.int32), len(skip_indices), 0, len(self._subs))
-        with self.ceed.lock:
-            self._check_usable()
-            multiplicity = Vector(self.ceed, self.active_lengths[0])
-            multiplicity.set_value(0)
-            # libCEED takes indices to skip and, for a `continue` in an inner loop, skips nothing.
-            rest = CompositeOperator(self.ceed)
-            for i, sub in enumerate(self._subs):
-                if i not in skip:
-                    rest.add_sub(sub)
-            if rest._subs:
-                function = self.ceed.library.first(
-                    "CeedOperatorCompositeGetMultiplicity", "CeedCompositeOperatorGetMultiplicity"
-                )
-                self._call(function, rest.pointer, 0, self.ceed.library.ffi.NULL, multiplicity.pointer)
-        return multiplicity
-
-    def _check_complete(self) -> None:
-        if not self._subs:
-            raise CeedIncompleteError(f"{self!r}: use add_sub")
-        for sub in self._subs:
-            sub._check_usable()

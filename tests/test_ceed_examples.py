@@ -1,6 +1,7 @@
 """libCEED's three examples, in all dimensions, on all backends, and as programs."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -38,14 +39,9 @@ def test_answers(name, dim, resource):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_program(name):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "2"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd="/",
-    )
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    command = [sys.executable, EXAMPLES / f"{name}.py", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd="/", env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     numbers = [float(number) for number in re.findall(r"\d+\.\d+", done.stdout)]
     half = len(numbers) // 2
