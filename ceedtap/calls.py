@@ -582,7 +582,7 @@ def _call_lowering(
     jax_compat.dispatch_synchronously(ctx)
     header = np.frombuffer(encode_header(reference.route.header), np.uint32)
     effect = OrderedTapEffect() if ordered else None
-    return jax_compat.emit_ffi_call(ctx, "ceedtap_call", operands, effect, header=header)
+    return jax_compat.emit_ffi_call(ctx, "ceedtap_call", operands, effect, avals_out=ctx.avals_out, header=header)
 
 
 jax_compat.register_lowering(call_p, _callback_lowering)

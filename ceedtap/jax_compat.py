@@ -100,26 +100,26 @@ def lower_ffi(target: str) -> Callable[..., Any]:
     return build_ffi_lowering_function(target, has_side_effect=False)
 
 
-def emit_ffi_effect(
-    ctx: LoweringRuleContext, target: str, operands: Sequence[Any], ordered_effect: Effect | None, **attributes: Any
-) -> None:
-    """Calls the FFI target `target`, which has a side effect and no results.
+def emit_ffi_call(
+    ctx: LoweringRuleContext,
+    target: str,
+    operands: Sequence[Any],
+    ordered_effect: Effect | None,
+    *,
+    avals_out: Sequence[Any] = (),
+    **attributes: Any,
+) -> list[Any]:
+    """Calls the FFI target `target`, which has a side effect; returns its results.
 
     With `ordered_effect`, the call takes that effect's token and hands it on, which puts it in program order.
     """
-    emit_ffi_call(ctx.replace(avals_out=[]), target, operands, ordered_effect, **attributes)
-
-
-def emit_ffi_call(
-    ctx: LoweringRuleContext, target: str, operands: Sequence[Any], ordered_effect: Effect | None, **attributes: Any
-) -> list[Any]:
-    """The same for a target with results, those of `ctx`; returns them."""
     lower = build_ffi_lowering_function(target, has_side_effect=True)
     if ordered_effect is None:
-        return list(lower(ctx, *operands, **attributes).results)
+        return list(lower(ctx.replace(avals_out=list(avals_out)), *operands, **attributes).results)
     token = ctx.tokens_in.get(ordered_effect)
-    avals = {"avals_in": [_core.abstract_token, *ctx.avals_in], "avals_out": [_core.abstract_token, *ctx.avals_out]}
+    avals = {"avals_in": [_core.abstract_token, *ctx.avals_in], "avals_out": [_core.abstract_token, *avals_out]}
     token, *results = lower(ctx.replace(**avals), token, *operands, **attributes).results
+    # In the context itself: JAX does not look at copies of it.
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
     return results
 

@@ -236,7 +236,7 @@ def _tap_lowering(
     else:
         jax_compat.add_keepalive(ctx, reference)
     header = np.frombuffer(reference.route.header_bytes, np.uint32)
-    jax_compat.emit_ffi_effect(ctx, "ceedtap_tap", operands, _effects[True] if ordered else None, header=header)
+    jax_compat.emit_ffi_call(ctx, "ceedtap_tap", operands, _effects[True] if ordered else None, header=header)
     return []
 
 
