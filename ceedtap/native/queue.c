@@ -58,7 +58,7 @@ static struct {
 /* Time-outs go by the monotonic clock, which needs an attribute, so the conditions cannot be initialised statically. */
 __attribute__((constructor)) static void queue_init(void) {
   pthread_condattr_t attr;
-  queue.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  queue.mutex = (pthread_mutex_t)QUEUE_MUTEX;
   pthread_condattr_init(&attr);
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
   pthread_cond_init(&queue.ready, &attr);
