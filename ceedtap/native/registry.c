@@ -142,16 +142,19 @@ void ct_registries_before_fork(void) {
   pthread_mutex_lock(&operators.mutex);
   pthread_mutex_lock(&consumers.mutex);
   pthread_mutex_lock(&functions.mutex);
+  pthread_mutex_lock(&pointwise_functions.mutex);
 }
 
 void ct_registries_after_fork(int in_child) {
   if (!in_child) {
+    pthread_mutex_unlock(&pointwise_functions.mutex);
     pthread_mutex_unlock(&functions.mutex);
     pthread_mutex_unlock(&consumers.mutex);
     pthread_mutex_unlock(&operators.mutex);
     return;
   }
-  operators.mutex = consumers.mutex = functions.mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+  operators.mutex = consumers.mutex = functions.mutex = pointwise_functions.mutex =
+      (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   for (size_t b = 0; b < NUM_BUCKETS; b++) {
     for (entry *entry = consumers.buckets[b]; entry; entry = entry->next) {
       ct_consumer *consumer = entry->payload;
