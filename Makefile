@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml setup.py $(wildcard ceedtap/native/*.c ceedtap/native/*.h) ceedtap/native/build.py
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench lint fuzz clean
 
 demo: $(VENV)/ready
 	$(BIN)/ceedtap demo
@@ -21,6 +21,12 @@ test: $(VENV)/ready-test
 
 bench: $(VENV)/ready
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+# Long runs; a short sample of each is among the tests. INPUTS chooses how long.
+fuzz: $(VENV)/ready-test
+	$(BIN)/python tests/fuzz/fuzz_protocol.py --inputs $(or $(INPUTS),1000000)
+	$(BIN)/python tests/fuzz/fuzz_ceed.py
+	$(BIN)/python tests/fuzz/fuzz_codegen.py
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff format --check .

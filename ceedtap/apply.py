@@ -328,8 +328,9 @@ jax_compat.primitive_transposes[apply_p] = _transpose
 # -- dead code -------------------------------------------------------------------------------------------------------
 
 
-def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
+def _dce(used: Sequence[bool], *rest: Any) -> tuple[list[bool], Any]:
     """Outputs that nobody uses are not computed."""
+    eqn = rest[-1]  # from JAX 0.12 on, which inputs are live comes before it
     if not any(used):
         return [False] * len(eqn.invars), None
     op = None if all(used) else eqn.params["op"].select(tuple(used))
@@ -338,7 +339,7 @@ def _dce(used: Sequence[bool], eqn: Any) -> tuple[list[bool], Any]:
     return [True] * len(eqn.invars), jax_compat.with_outputs(eqn, used, {"op": op})
 
 
-jax_compat.dce_rules[apply_p] = _dce
+jax_compat.set_dce_rule(apply_p, _dce)
 
 # -- inputs ----------------------------------------------------------------------------------------------------------
 

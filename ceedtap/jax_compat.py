@@ -32,6 +32,7 @@ _EFFECT_REGISTRIES = (
 _ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
 _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
+    "jax._src.lax.control_flow.loops": ("_scan_known_hoisting", "_while_lowering", "while_p"),
     "jax._src.core": ("abstract_token", "ManualAxisType"),
     "jax._src.source_info_util": ("user_frame",),
     "jax._src.ffi": ("build_ffi_lowering_function",),
@@ -67,6 +68,7 @@ from jax._src import core as _core  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
 from jax._src import source_info_util as _source_info  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
+from jax._src.lax.control_flow import loops as _loops  # noqa: E402
 
 Primitive = jex_core.Primitive
 Effect = jex_core.Effect
@@ -81,13 +83,21 @@ Zero = ad.Zero
 instantiate_zeros = ad.instantiate_zeros
 is_undefined_primal = ad.is_undefined_primal
 apply_primitive = xla.apply_primitive
-dce_rules = partial_eval.dce_rules
+
+
+_ours: set[type[Effect]] = set()
 
 
 def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:
     """Lets an effect appear wherever JAX restricts effects; ordered effects also on several devices."""
+    _ours.add(effect_type)
     for name in _EFFECT_REGISTRIES + (_ORDERED_REGISTRIES if ordered else ()):
         getattr(_effects, name).add_type(effect_type)
+
+
+def set_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
+    """Sets ``rule(used_outputs, eqn)``. JAX 0.12 says in between which inputs are alive as well."""
+    partial_eval.dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
 
 
 def add_keepalive(ctx: LoweringRuleContext, value: Any) -> None:
@@ -278,3 +288,41 @@ def _register_targets() -> None:
 
 
 _register_targets()
+
+
+# -- corrections: what JAX does wrong with effects, for programs with ours only ------------------------------------------
+
+
+def _keep_effects_in_scan() -> None:
+    """Derivatives of `scan` move what depends on its constants alone out of the loop, effects included: a tap of such a
+    value would fire once and not in every step. A scan with our effects keeps everything inside."""
+    hoist = _loops._scan_known_hoisting
+
+    def guarded(jaxpr: Any, consts: Any, num_res: int, *rest: Any) -> Any:
+        if any(type(effect) in _ours for effect in jaxpr.effects):
+            return jaxpr, consts, [False] * num_res, []
+        return hoist(jaxpr, consts, num_res, *rest)
+
+    _loops._scan_known_hoisting = guarded
+
+
+def _refuse_ordered_effects_in_batched_predicates() -> None:
+    """JAX's lowering of a while loop whose predicate differs between lanes and has an ordered effect does not freeze
+    the lanes that are done, so its results are wrong (`jax.debug.print(ordered=True)` as well)."""
+    lower = _loops._while_lowering
+
+    def guarded(ctx: Any, *args: Any, cond_jaxpr: Any, **params: Any) -> Any:
+        if cond_jaxpr.out_avals[0].shape and any(
+            type(e) in _ours and _effects.ordered_effects.contains(e) for e in cond_jaxpr.effects
+        ):
+            raise NotImplementedError(
+                "an ordered tap in the predicate of a while_loop that differs between the lanes of a vmap; tap in the "
+                "body, or without ordered=True"
+            )
+        return lower(ctx, *args, cond_jaxpr=cond_jaxpr, **params)
+
+    mlir.register_lowering(_loops.while_p, guarded)
+
+
+_keep_effects_in_scan()
+_refuse_ordered_effects_in_batched_predicates()
