@@ -290,7 +290,7 @@ def _register_targets() -> None:
 _register_targets()
 
 
-# -- corrections: what JAX does wrong with effects, for programs with ours only -----------------------------------------
+# -- corrections: what JAX does wrong with effects, for programs with ours only ----------------------------------------
 
 
 def _keep_effects_in_scan() -> None:
