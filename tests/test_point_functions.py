@@ -1,13 +1,15 @@
 """Values and derivatives of many point functions on libCEED's backends, against the same in plain JAX."""
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from ceed_helpers import BACKENDS
-from point_functions import CASES
+from point_functions import CASES, from_energy, neo_hookean_energy
 
 import ceedtap as ct
 
@@ -101,3 +103,55 @@ def test_central_differences(name):
     difference_quotient = jax.tree.map(lambda a, b: (a - b) / (2 * step), value(step), value(-step))
     _, tangent = jax.jvp(value, (0.0,), (1.0,))
     assert difference(difference_quotient, tangent) <= (1e-6 if name != "j2_plasticity" else 1e-4)
+
+
+# -- values of other codes ---------------------------------------------------------------------------------------------
+
+
+def reference(name):
+    return json.loads((Path(__file__).parent / "reference" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_mass_and_stiffness_of_other_codes(degree):
+    def warp(x):
+        return x + 0.05 * np.prod(np.sin(np.pi * x), axis=1)[:, None]
+
+    V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(8, 8, 8, warp=warp), degree, quadrature=degree + 2)
+    X, u, x = V.geometry, jnp.sin(V.nodes @ np.array([1.0, 2.0, 3.0])), V.mesh.points
+    geometry = {"x": X.grad, "w": X.weight}
+
+    @ct.operator(inputs={"u": V.value, **geometry}, outputs={"v": V.value})
+    def mass(u, x, w):
+        return w * jnp.linalg.det(x) * u
+
+    @ct.operator(inputs={"u": V.grad, **geometry}, outputs={"v": V.grad})
+    def stiffness(u, x, w):
+        K = jnp.linalg.inv(x)
+        return w * jnp.linalg.det(x) * K.T @ (K @ u)
+
+    values = reference("poisson_mass_warped_cube")["values"][str(degree)]
+    assert np.isclose(u @ mass(u, x), values["uMu"], rtol=1e-12, atol=0)
+    assert np.isclose(u @ stiffness(u, x), values["uKu"], rtol=1e-12, atol=0)
+    assert np.isclose(mass(jnp.ones(V.shape), x).sum(), 1.0, rtol=1e-12, atol=0)
+
+
+def test_neo_hookean_force_of_another_code():
+    """The derivative of the energy density, and the derivative of the total energy."""
+    V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(4, 4, 4), 1, quadrature=2, components=3)
+    X, x = V.geometry, jnp.asarray(V.mesh.points)
+    m = {"mu": 1 / 2.6, "lam": 0.3 / (1.3 * 0.4)}
+    inputs = {"u": V.grad, "x": X.grad, "w": X.weight}
+    force = ct.operator(inputs=inputs, outputs={"v": V.grad}, params=m, name="force")(from_energy(neo_hookean_energy))
+
+    @ct.operator(inputs=inputs, outputs={"e": ct.quadrature()}, params=m)
+    def energy(u, x, w, params):
+        F = jnp.eye(3) + (jnp.linalg.inv(x) @ u).T
+        return w * jnp.linalg.det(x) * neo_hookean_energy(F, params)
+
+    u = 0.1 * jnp.sin(jnp.roll(x, -1, axis=1))
+    values = reference("neo_hookean_cube")["values"]
+    for r in (force(u, x, params=m), jax.jit(jax.grad(lambda u: energy(u, x, params=m).sum()))(u)):
+        assert r.size == values["ndof"]
+        assert np.isclose(jnp.vdot(u, r), values["u_dot_r"], rtol=1e-12, atol=0)
+        assert np.isclose(jnp.linalg.norm(r), values["norm_r"], rtol=1e-12, atol=0)
