@@ -29,7 +29,7 @@ from ceedtap.ceed_ffi import (
     check,
 )
 from ceedtap.ceed_object import immediate, text
-from ceedtap.ceed_qfunction import QFunction, QFunctionField, _QFunction
+from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _Blocked, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -505,6 +505,9 @@ class Operator(_Operator):
                 )
             if fieldname in self._fields:
                 raise ValueError(f"fieldname: the field {fieldname!r} is set already")
+            if len(self._fields) == MAX_FIELDS:
+                # When it destroys the operator, libCEED 0.12 looks at as many inputs as there are fields.
+                raise ValueError(f"fieldname: an operator has at most {MAX_FIELDS} fields, inputs and outputs together")
             self._check_field(field, restriction, basis, vector)
             args = (
                 part.pointer(self.ceed.library) if isinstance(part, Sentinel) else part.pointer

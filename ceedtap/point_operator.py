@@ -27,15 +27,12 @@ from ceedtap.ceed import (
     Vector,
 )
 from ceedtap.ceed import Operator as CeedOperator
+from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.fields import Field
 from ceedtap.linearize import Linearization
 from ceedtap.point_function import PointFunction, Slot
 
 Fields = Field | Sequence[Field]
-
-# Inputs and outputs together: when it destroys an operator, libCEED 0.12 looks at as many inputs as it has fields, in a
-# table that ends at 16.
-MAX_FIELDS = 16
 
 
 # -- the domain --------------------------------------------------------------------------------------------------------

@@ -619,3 +619,22 @@ class TestWrap:
         import shutil
 
         return shutil.copy(load().path, tmp_path / "copy.so")
+
+
+def test_more_fields_than_libceed_has_room_for():
+    ceed = ct.Ceed("/cpu/self")
+    names = [f"f{i}" for i in range(17)]
+    reads = "".join(f"  out[0][i] += in[{i}][i];\n" for i in range(16))
+    source = (
+        "CEED_QFUNCTION(sum)(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {\n"
+        f"  for (CeedInt i = 0; i < Q; i++) {{ out[0][i] = 0;\n{reads}  }}\n  return 0;\n}}\n"
+    )
+    none = ct.EVAL_NONE
+    inputs, outputs = [(name, 1, none) for name in names[:16]], [(names[16], 1, none)]
+    op = ceed.Operator(ct.QFunction.from_source(ceed, source, "sum", inputs=inputs, outputs=outputs))
+    points = ceed.StridedElemRestriction(2, 3, 1, 6, [1, 3, 3])
+    for name in names[:16]:
+        op.set_field(name, points, ct.BASIS_NONE, ceed.Vector(6))
+    with pytest.raises(ValueError, match="at most 16 fields"):
+        op.set_field(names[16], points, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+    del op  # destroying it does not crash
