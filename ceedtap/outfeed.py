@@ -353,6 +353,8 @@ class Outfeed:
         self._progress = threading.Condition()
         self._errors = _Errors()
         self._thread = None
+        # The parent's receiver may have been about to free some of these.
+        self._retired = [route for route in self._retired if route.native]
 
     def shut_down(self) -> None:
         """At exit: delivers what there is, says what could not be delivered, and ends the thread."""
