@@ -163,7 +163,7 @@ def _print(*args: Any, what: Any, threshold: int | None, output_stream: TextIO |
 def _follow_notebook(stream: Any) -> None:
     """In a notebook: what this thread prints goes into the cell that runs, not into the one that started the thread."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell: Any = ipython.get_ipython() if ipython is not None else None
     if hasattr(shell, "get_parent") and hasattr(stream, "set_parent"):
         stream.set_parent(shell.get_parent())
 
