@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import sparse
 
 from ceedtap import jax_compat
 from ceedtap.apply import apply_p
@@ -19,6 +18,8 @@ from ceedtap.fields import Field
 from ceedtap.point_function import PointFunction, Slot
 
 if TYPE_CHECKING:
+    from jax.experimental import sparse
+
     from ceedtap.point_operator import _PointApplication
 
 #: Point Jacobians of at most so many entries are stored: reading them costs less than computing them again.
@@ -118,6 +119,8 @@ class Linearization:
         Raises:
             ValueError: the matrix is not square.
         """
+        from jax.experimental import sparse  # slow to import
+
         left, d, right = self._blocks()
         local = jnp.einsum("qpa,eqacbk,qrb->epcrk", left, d, right)
         space = self._slot.fields[0].space
