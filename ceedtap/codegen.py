@@ -484,7 +484,7 @@ VECTORISED = {
 _TWO_ARGUMENTS = {"atan2", "hypot", "pow"}
 
 
-def _preamble(functions: set[str], precise: bool) -> str:
+def preamble(functions: set[str], precise: bool) -> str:
     text = "#pragma once\n#include <ceed/types.h>\n#ifndef CEED_RUNNING_JIT_PASS\n#include <math.h>\n"
     if "sqrt" in functions:
         # Without errno, which nobody looks at, it is an instruction.

@@ -66,7 +66,7 @@ def qfunction(
     body = builder.text(needed, "    ")
     helpers = "".join(f"{helper}\n" for helper in builder.helpers.values())
     return (
-        f"{codegen._preamble(builder.math, precise)}{helpers}"
+        f"{codegen.preamble(builder.math, precise)}{helpers}"
         f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
         f"{_pointers(inputs, outputs)}"
         # Points are independent of each other; a call of log or exp keeps the compiler from seeing that by itself.

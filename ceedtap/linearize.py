@@ -169,7 +169,7 @@ def _jacobian(function: PointFunction, slot: Slot, domain: Any, shape: tuple[int
         name = f"{function.name}_jacobian"
         return PointFunction(name, function.inputs, (_data("jacobian", domain, shape),), entries, function.dtype)
 
-    return function._derived(("jacobian", slot.name), make)
+    return function.derived(("jacobian", slot.name), make)
 
 
 def _product(function: PointFunction, slot: Slot, domain: Any, shape: tuple[int, int]) -> PointFunction:
@@ -186,7 +186,7 @@ def _product(function: PointFunction, slot: Slot, domain: Any, shape: tuple[int,
         name, linear = f"{function.name}_linearized", frozenset({slot.name})
         return PointFunction(name, inputs, function.outputs, product, function.dtype, linear)
 
-    return function._derived(("product", slot.name), make)
+    return function.derived(("product", slot.name), make)
 
 
 def _split(flat: Any, fields: Sequence[Field]) -> list[Any]:

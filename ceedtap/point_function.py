@@ -109,7 +109,7 @@ class PointFunction:
                 frozenset(slot.name for slot in tangents),
             )  # fmt: skip
 
-        return self._derived(("jvp", mask), make)
+        return self.derived(("jvp", mask), make)
 
     def transpose(self, mask: Mask) -> PointFunction:
         """For a function that is linear in the slots of the mask: from the other slots in which it is not linear, and
@@ -147,7 +147,7 @@ class PointFunction:
                 frozenset(slot.name for slot in cotangents),
             )  # fmt: skip
 
-        return self._derived(("transpose", mask), make)
+        return self.derived(("transpose", mask), make)
 
     def select(self, mask: Mask) -> PointFunction:
         """The function without some of its outputs."""
@@ -162,9 +162,10 @@ class PointFunction:
             outputs = tuple(slot for slot, w in zip(self.outputs, mask, strict=True) if w)
             return replace(self, outputs=outputs, function=function, _cache={})
 
-        return self._derived(("select", mask), make)
+        return self.derived(("select", mask), make)
 
-    def _derived(self, key: Any, make: Callable[[], PointFunction]) -> PointFunction:
+    def derived(self, key: Any, make: Callable[[], PointFunction]) -> PointFunction:
+        """A function made from this one, once: derivatives meet again and again while programs are traced."""
         if key not in self._cache:
             self._cache[key] = make()
         result: PointFunction = self._cache[key]
@@ -195,7 +196,7 @@ class PointFunction:
             linear = self.linear & {slot.name for slot in inputs}
             return replace(self, inputs=inputs, function=function, linear=linear, _cache={})
 
-        return self._derived("pruned", make)
+        return self.derived("pruned", make)
 
     @property
     def num_fields(self) -> int:
