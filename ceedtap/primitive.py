@@ -15,7 +15,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import jax
@@ -72,6 +72,7 @@ def id_tap(
     func: Callable[..., Any],
     *args: Any,
     result: Any = _MISSING,
+    when: Any = None,
     tap_with_device: bool = False,
     ordered: bool = False,
     stateful: bool = True,
@@ -86,6 +87,8 @@ def id_tap(
             raised by :func:`ceedtap.barrier_wait` or at the end of :func:`ceedtap.outfeed_receiver`.
         args: one or more pytrees of arrays.
         result: what to return in place of `args`.
+        when: a boolean, or an array of them, that the program computes: an event, of derivatives too, leaves only where
+            it is true, or any of them; under `jax.vmap`, where it is true in any lane.
         tap_with_device: `func` also gets ``device=``, the `jax.Device` that ran the program.
         ordered: events arrive in the order of the program. Otherwise events that do not depend on each other may
             overtake each other.
@@ -127,18 +130,31 @@ def id_tap(
     arrays = taken.arrays
     binding = _binding(func, kwargs, taken.treedef, taken.keys, tap_with_device)
 
-    options: dict[str, Any] = {"binding": binding, "transforms": (), "ordered": ordered}
+    condition = [] if when is None else [_as_condition(when)]
+    options: dict[str, Any] = {
+        "binding": binding,
+        "transforms": (),
+        "ordered": ordered,
+        "conditional": when is not None,
+    }
     if stateful:
-        tap_p.bind(*arrays, derivatives=tangents, **options)
+        tap_p.bind(*arrays, *condition, derivatives=tangents, **options)
         if result is not _MISSING:
             return result
         # Only what is being traced can have derivatives; everything else is returned as it came.
         if not tangents or not any(isinstance(array, jax.core.Tracer) for array in arrays):
             return args[0] if len(args) == 1 else args
-    outs = through_p.bind(*arrays, derivatives=tangents, emits=not stateful, **options)
+    outs = through_p.bind(*arrays, *condition, derivatives=tangents, emits=not stateful, **options)
     outs = [leaf if key else out for leaf, out, key in zip(taken.leaves, outs, taken.keys, strict=True)]
     args = jax.tree.unflatten(taken.treedef, outs)
     return args[0] if len(args) == 1 else args
+
+
+def _as_condition(when: Any) -> Any:
+    condition = jnp.asarray(when)
+    if condition.dtype != np.bool_:
+        raise TypeError(f"when= is a boolean or an array of them, such as x > 0, got {condition.dtype}")
+    return condition
 
 
 _print_lock = threading.Lock()
@@ -215,14 +231,25 @@ def _thaw(transforms: Any) -> Transforms:
     return tuple((name, dict(params)) for name, params in transforms)
 
 
+def _split(args: Sequence[Any], conditional: bool) -> tuple[list[Any], list[Any]]:
+    """What is tapped, and the condition, which comes last."""
+    return (list(args[:-1]), [args[-1]]) if conditional else (list(args), [])
+
+
 def _callback_lowering(
-    ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
+    ctx: jax_compat.LoweringRuleContext,
+    *operands: Any,
+    binding: Binding,
+    transforms: Any,
+    ordered: bool,
+    conditional: bool,
+    **_: Any,
 ) -> list[Any]:
     """Where there is no native handler: on other platforms than CPU, and where XLA partitions the program."""
 
     def emit(*args: Any) -> tuple[()]:
         # The shapes of shards are known only now, and JAX does not tell which device called.
-        _emit(list(map(np.asarray, args)), binding, transforms)
+        _emit(args, binding, transforms, conditional)
         return ()
 
     jax_compat.emit_python_effect(ctx, emit, operands, _effects[True] if ordered else None)
@@ -232,20 +259,24 @@ def _callback_lowering(
 _exported: list[Any] = []
 
 
-def _tap_lowering(
-    ctx: jax_compat.LoweringRuleContext, *operands: Any, binding: Binding, transforms: Any, ordered: bool, **_: Any
-) -> list[Any]:
+def _tap_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, **params: Any) -> list[Any]:
     if jax_compat.is_partitioned(ctx):
-        return _callback_lowering(ctx, *operands, binding=binding, transforms=transforms, ordered=ordered)
-    reference = OUTFEED.route(binding, _thaw(transforms), specs(ctx.avals_in, binding.keys))
+        return _callback_lowering(ctx, *operands, **params)
+    binding, conditional = params["binding"], params["conditional"]
+    tapped, _ = _split(ctx.avals_in, conditional)
+    reference = OUTFEED.route(binding, _thaw(params["transforms"]), specs(tapped, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
     # is bytes, which can hold nothing, so its routes live as long as the process.
     if ctx.module_context.lowering_parameters.for_export:
         _exported.append(reference)
     else:
         jax_compat.add_keepalive(ctx, reference)
-    header = np.frombuffer(reference.route.header_bytes, np.uint32)
-    jax_compat.emit_ffi_call(ctx, "ceedtap_tap", operands, _effects[True] if ordered else None, header=header)
+    attributes: dict[str, Any] = {
+        "header": np.frombuffer(reference.route.header_bytes, np.uint32),
+        "conditional": np.bool_(conditional),
+    }
+    effect = _effects[True] if params["ordered"] else None
+    jax_compat.emit_ffi_call(ctx, "ceedtap_tap", operands, effect, **attributes)
     return []
 
 
@@ -254,7 +285,7 @@ def _through_lowering(
 ) -> Any:
     if emits:
         lower_tap(ctx, *operands, **params)
-    return operands
+    return _split(operands, params["conditional"])[0]
 
 
 for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
@@ -262,16 +293,18 @@ for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
     jax_compat.register_lowering(through_p, functools.partial(_through_lowering, _lower), platform=_platform)
 
 
-def _emit(arrays: list[np.ndarray], binding: Binding, transforms: Any, device: int = -1) -> None:
-    OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
+def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditional: bool, device: int = -1) -> None:
+    arrays, condition = _split(list(map(np.asarray, args)), conditional)
+    if all(map(np.any, condition)):
+        OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
 
 
 @tap_p.def_impl
-def _tap_impl(*args: Any, binding: Binding, transforms: Any, **_: Any) -> list[Any]:
+def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditional: bool, **_: Any) -> list[Any]:
     """Outside of compiled code an event goes straight to the queue: nothing to compile, nothing to cache."""
     devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
     device = devices.pop().id if len(devices) == 1 else -1
-    _emit(list(map(np.asarray, args)), binding, transforms, device)
+    _emit(args, binding, transforms, conditional, device)
     return []
 
 
@@ -279,7 +312,7 @@ def _tap_impl(*args: Any, binding: Binding, transforms: Any, **_: Any) -> list[A
 def _through_impl(*args: Any, emits: bool, **params: Any) -> list[Any]:
     if emits:
         _tap_impl(*args, **params)
-    return list(args)
+    return _split(args, params["conditional"])[0]
 
 
 # -- abstract evaluation ---------------------------------------------------------------------------------------------
@@ -291,8 +324,8 @@ def _tap_abstract_eval(*avals: Any, ordered: bool, **_: Any) -> tuple[list[Any],
 
 
 @through_p.def_abstract_eval
-def _through_abstract_eval(*avals: Any, **_: Any) -> list[Any]:
-    return list(avals)
+def _through_abstract_eval(*avals: Any, conditional: bool, **_: Any) -> list[Any]:
+    return _split(avals, conditional)[0]
 
 
 # -- batching --------------------------------------------------------------------------------------------------------
@@ -300,9 +333,10 @@ def _through_abstract_eval(*avals: Any, **_: Any) -> list[Any]:
 
 def _batching(primitive: Any, args: Any, dims: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     """One event with the batched arrays, however long the batch is."""
-    mark = ("batch", (("batch_dims", tuple(dims)),))
+    tapped, _ = _split(dims, params["conditional"])
+    mark = ("batch", (("batch_dims", tuple(tapped)),))
     outs = primitive.bind(*args, transforms=(*transforms, mark), **params)
-    return outs, list(dims)[: len(outs)]
+    return outs, tapped[: len(outs)]
 
 
 for _primitive in (tap_p, through_p):
@@ -326,10 +360,17 @@ def _instantiate(primal: Any, tangent: Any) -> Any:
     return jnp.zeros(primal.shape, primal.dtype) if zero else tangent
 
 
+def _directions(primals: Any, tangents: Any, conditional: bool) -> list[Any]:
+    """The operands of a tap of the tangents."""
+    arrays, condition = _split(primals, conditional)
+    return [*map(_instantiate, arrays, tangents[: len(arrays)]), *condition]
+
+
 def _tap_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     tap_p.bind(*primals, transforms=transforms, **params)
     if params["derivatives"]:
-        tap_p.bind(*map(_instantiate, primals, tangents), transforms=(*transforms, _JVP), **params)
+        directions = _directions(primals, tangents, params["conditional"])
+        tap_p.bind(*directions, transforms=(*transforms, _JVP), **params)
     return [], []
 
 
@@ -340,22 +381,24 @@ def _tap_transpose(_: Any, *args: Any, **params: Any) -> list[Any]:
 
 def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     outs = through_p.bind(*primals, transforms=transforms, **params)
+    tangents = tangents[: len(outs)]
     if not params["derivatives"]:
         return outs, list(tangents)
-    filled = map(_instantiate, primals, tangents)
-    out_tangents = through_p.bind(*filled, transforms=(*transforms, _JVP), **params)
+    directions = _directions(primals, tangents, params["conditional"])
+    out_tangents = through_p.bind(*directions, transforms=(*transforms, _JVP), **params)
     return outs, [t if _is_float0(t) else out for t, out in zip(tangents, out_tangents, strict=True)]
 
 
 def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:
-    linear = [jax_compat.is_undefined_primal(arg) for arg in args]
-    avals = [arg.aval if is_linear else arg for arg, is_linear in zip(args, linear, strict=True)]
-    filled = list(map(_instantiate, avals, cotangents))
+    arrays, condition = _split(args, params["conditional"])
+    linear = [jax_compat.is_undefined_primal(arg) for arg in arrays]
+    avals = [arg.aval if is_linear else arg for arg, is_linear in zip(arrays, linear, strict=True)]
+    filled = [*map(_instantiate, avals, cotangents), *condition]
     params = dict(params, transforms=(*transforms, _TRANSPOSE))
     if not emits:
         tap_p.bind(*filled, **params)
     outs = through_p.bind(*filled, emits=emits, **params)
-    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)]
+    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)] + [None] * len(condition)
 
 
 jax_compat.primitive_jvps[tap_p] = _tap_jvp

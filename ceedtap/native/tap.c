@@ -48,10 +48,23 @@ static XLA_FFI_Error *timed_out(const XLA_FFI_CallFrame *frame) {
   return ct_ffi_error(frame->api, XLA_FFI_Error_Code_DEADLINE_EXCEEDED, text);
 }
 
+/* Takes the condition, the last operand, off the frame where there is one: whether any of its values is true. */
+static int condition_holds(XLA_FFI_CallFrame *frame) {
+  const XLA_FFI_Scalar *attr = ct_ffi_attr(frame, "conditional", XLA_FFI_AttrType_SCALAR);
+  if (!attr || attr->dtype != XLA_FFI_DataType_PRED || !*(const uint8_t *)attr->value || !frame->args.size) return 1;
+  const XLA_FFI_Buffer *condition = frame->args.args[--frame->args.size];
+  size_t size = (size_t)ct_ffi_num_elements(condition);
+  const char *bytes = condition->data;
+  return size && (*bytes || memcmp(bytes, bytes + 1, size - 1)); /* all equal to a first 0: none is true */
+}
+
 static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   if (ct_ffi_metadata(frame, NULL)) return NULL;
   const XLA_FFI_Array *header = ct_frame_header(frame);
   if (!header) return bad_header(frame);
+  XLA_FFI_CallFrame rest = *frame; /* XLA's own stays as it is: it may be used for the next run */
+  if (!condition_holds(&rest)) return NULL;
+  frame = &rest;
   void *consumer;
   XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &consumer);
   if (error) return error;
