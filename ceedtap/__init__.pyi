@@ -2,6 +2,7 @@
 
 from ceedtap import mesh as mesh
 from ceedtap import outfeed as outfeed
+from ceedtap.boundary_space import BoundarySpace as BoundarySpace
 from ceedtap.calls import CallError as CallError
 from ceedtap.calls import call as call
 from ceedtap.calls import original_exception as original_exception
@@ -72,6 +73,7 @@ from ceedtap.consumer import Consumer as Consumer
 from ceedtap.consumer import Tap as Tap
 from ceedtap.fields import quadrature as quadrature
 from ceedtap.mesh import MeshError as MeshError
+from ceedtap.normals import normal as normal
 from ceedtap.operators import EmbeddedOperator as EmbeddedOperator
 from ceedtap.operators import embed as embed
 from ceedtap.outfeed import CallbackException as CallbackException

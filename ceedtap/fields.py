@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ceedtap.ceed_constants import EvalMode
 
 if TYPE_CHECKING:
-    from ceedtap.space import Space
+    from ceedtap.elements import LagrangeElements
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Field:
         shape: of the values at one point.
     """
 
-    space: Space | None
+    space: LagrangeElements | None
     eval_mode: EvalMode
     shape: tuple[int, ...]
 

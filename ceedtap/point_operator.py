@@ -42,7 +42,7 @@ class _Domain:
     """The elements and quadrature points that the fields of an operator share.
 
     Raises:
-        ValueError: the spaces have different meshes, quadratures or Ceeds, or there is none.
+        ValueError: the spaces have different meshes, elements, quadratures or Ceeds, or there is none.
     """
 
     def __init__(self, fields: Mapping[str, Sequence[Field]]) -> None:
@@ -57,8 +57,13 @@ class _Domain:
                     raise ValueError(
                         f"the fields of an operator share one {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
                     )
+            if not self.space.same_elements(space):
+                raise ValueError(
+                    f"the fields of an operator share their elements: {first_name} is on {self.space.where}, {name} on "
+                    f"{space.where}. Take traces of all spaces by V.boundary(...), or add two operators"
+                )
         self.ceed = self.space.ceed
-        self.num_elem: int = self.space.mesh.num_cells
+        self.num_elem: int = self.space.num_elements
         self.num_points: int = self.space.num_quadrature_points
         self.dtype = self.ceed.library.scalar_dtype
 
@@ -103,7 +108,7 @@ class _Domain:
     def weights(self) -> np.ndarray:
         basis: Any = self.space.basis
         one = basis.get_q_weight_1d()
-        return functools.reduce(np.multiply.outer, [one] * self.space.mesh.dim).reshape(-1)
+        return functools.reduce(np.multiply.outer, [one] * self.space.dim).reshape(-1)
 
     def at_points(self, field: Field, x: Any) -> Any:
         """Values of a field at all points: (elements, points, *field.shape)."""

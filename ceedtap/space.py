@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,15 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ceedtap import lattice
-from ceedtap.ceed import GAUSS, Basis, Ceed, ElemRestriction, EvalMode, StridedElemRestriction
-from ceedtap.fields import Field
+from ceedtap.boundary_space import BoundarySpace
+from ceedtap.ceed import GAUSS, Ceed
+from ceedtap.elements import LagrangeElements
 from ceedtap.lattice import FloatArray, IntArray
 from ceedtap.mesh import Mesh
 
 __all__ = ["Space"]
 
+_Names = str | tuple[str, ...] | None
 
-class Space:
+
+class Space(LagrangeElements):
     """Continuous tensor-product Lagrange functions of one degree on the Gauss-Lobatto nodes of every cell.
 
     A field of the space is an array of shape (num_nodes,) for one component and (num_nodes, components) for several,
@@ -70,6 +74,8 @@ class Space:
         self.quadrature = int(quadrature)
         self.components = int(components)
         self.qmode = qmode
+        # Weak: a trace knows its space, and nothing of libCEED should wait for the garbage collector.
+        self._traces: weakref.WeakValueDictionary[_Names, BoundarySpace] = weakref.WeakValueDictionary()
         if self.degree == mesh.order:
             self.num_nodes, self.element_nodes = mesh.num_points, mesh.cells
         else:
@@ -94,72 +100,13 @@ class Space:
         return self.mesh.dim
 
     @property
-    def lsize(self) -> int:
-        """Length of an L-vector: ``num_nodes * components``."""
-        return self.num_nodes * self.components
+    def where(self) -> str:
+        """What the elements are, for messages."""
+        return "the cells"
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of a field: (num_nodes,) for one component, else (num_nodes, components)."""
-        return (self.num_nodes,) if self.components == 1 else (self.num_nodes, self.components)
-
-    @property
-    def num_quadrature_points(self) -> int:
-        """Quadrature points of one cell: ``quadrature ** dim``."""
-        return int(self.quadrature**self.mesh.dim)
-
-    @functools.cached_property
-    def restriction(self) -> ElemRestriction:
-        """libCEED's element restriction: component stride 1, offsets ``element_nodes * components``."""
-        offsets = (self.element_nodes * self.components).astype(np.int32).ravel()
-        num_cells, size = self.element_nodes.shape
-        return self.ceed.ElemRestriction(num_cells, size, self.components, 1, self.lsize, offsets)
-
-    @functools.cached_property
-    def basis(self) -> Basis:
-        """libCEED's tensor-product Lagrange basis with ``degree + 1`` nodes and ``quadrature`` points per direction."""
-        return self.ceed.BasisTensorH1Lagrange(
-            self.mesh.dim, self.components, self.degree + 1, self.quadrature, self.qmode
-        )
-
-    @property
-    def value(self) -> Field:
-        """Values at a quadrature point: of shape () for one component, else (components,)."""
-        return Field(self, EvalMode.INTERP, self.shape[1:])
-
-    @property
-    def grad(self) -> Field:
-        """Derivatives with respect to the reference coordinates: (dim,) for one component, else (dim, components)."""
-        return Field(self, EvalMode.GRAD, (self.mesh.dim, *self.shape[1:]))
-
-    @property
-    def weight(self) -> Field:
-        """The weight of the quadrature point on the reference element."""
-        return Field(self, EvalMode.WEIGHT, ())
-
-    def quadrature_restriction(self, components: int = 1) -> StridedElemRestriction:
-        """A strided restriction for data at the quadrature points.
-
-        Its L-vector seen from JAX has the shape (num_cells, components, num_quadrature_points): the strides are
-        explicit because libCEED's backends choose different ones for ``STRIDES_BACKEND``. Restrictions are cached per
-        component count.
-        """
-        if isinstance(components, bool) or not isinstance(components, (int, np.integer)) or components < 1:
-            raise ValueError(f"components: expected a positive integer, got {components!r}")
-        return self._quadrature_restriction(int(components))
-
-    @functools.cached_property
-    def _quadrature_restriction(self) -> Callable[[int], StridedElemRestriction]:
-        @functools.cache  # per space: a cache on the class would keep every space alive
-        def make(components: int) -> StridedElemRestriction:
-            points, num_cells = self.num_quadrature_points, self.mesh.num_cells
-            size = num_cells * points * components
-            if size >= 2**31:
-                raise ValueError(f"{size} values at quadrature points: libCEED's 32-bit indices end at 2147483647")
-            strides = np.array([1, points, points * components], dtype=np.int32)
-            return self.ceed.StridedElemRestriction(num_cells, points, components, size, strides)
-
-        return make
+    def same_elements(self, other: LagrangeElements) -> bool:
+        """Whether the other's elements are the cells as well."""
+        return isinstance(other, Space)
 
     @functools.cached_property
     def geometry(self) -> Space:
@@ -174,6 +121,31 @@ class Space:
         nodes = np.empty((self.num_nodes, self.mesh.dim))
         nodes[self.element_nodes] = self.mesh.map(lattice.lobatto_points(self.degree + 1))
         return lattice.frozen(nodes)
+
+    def boundary(self, name: str | Sequence[str] | None = None) -> BoundarySpace:
+        """The trace of the space on a boundary set, on several together, or (None) on the whole boundary.
+
+        Its elements are the facets, once each. Fields are the arrays of the space itself, so operators on the boundary
+        and on the cells can be added.
+
+        Args:
+            name: of the boundary set.
+
+        Raises:
+            KeyError: no set of this name; the message lists the names there are.
+            ValueError: there are no facets in it.
+
+        Examples:
+            >>> import ceedtap as ct
+            >>> space = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(4, 2), degree=2)
+            >>> space.boundary(["left", "top"])
+            <the boundary ('left', 'top') of Space(degree=2, ...), 6 facets>
+        """
+        key = name if name is None or isinstance(name, str) else tuple(dict.fromkeys(name))
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = self._traces[key] = BoundarySpace(self, key)
+        return trace
 
     def boundary_nodes(self, name: str | Sequence[str] | None = None) -> IntArray:
         """Sorted node numbers on a boundary set, on several together, or (None) on the whole boundary.
