@@ -6,8 +6,9 @@ constant indices ...) leaves nothing behind in C, and what computes becomes a li
 written once, constants are folded, and lines that nothing uses are left out. The rules for the primitives are in
 ``codegen_rules`` and the other modules ``codegen_*``; :class:`Builder` is what they write to.
 
-Arithmetic is that of JAX, rounding by rounding, except that a C compiler may contract a product and a sum (FMA), and
-that products with constant zeros in matrix products are left out, whatever the other factor is.
+Arithmetic is that of JAX, rounding by rounding, except that a C compiler may contract a product and a sum (FMA), that
+several quotients by one number are products with its reciprocal, and that products with constant zeros in matrix
+products are left out, whatever the other factor is.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import linecache
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ceedtap import jax_compat
+from ceedtap import codegen_math, jax_compat
 
 # A NumPy array of dtype object: of Scalar, or of Complex. NumPy's type hints know no such arrays.
 Elements = Any
@@ -146,6 +148,7 @@ class Line:
     sets: tuple[str, ...]
     uses: tuple[str, ...]
     comment: str = ""
+    quotient: tuple[str, str] | None = None  # what it divides by what, if that is all it does
 
 
 @dataclass(eq=False)
@@ -181,10 +184,12 @@ class Builder:
     Args:
         scalar: the floating-point type of the fields, float64 or float32.
         prefix: of the names of variables.
+        precise: every quotient is a division, and elementary functions are those of <math.h>.
     """
 
-    def __init__(self, scalar: Any = np.float64, prefix: str = "t") -> None:
+    def __init__(self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False) -> None:
         self.scalar = np.dtype(scalar)
+        self.precise = precise
         self.helpers: dict[str, str] = {}  # C functions that the lines call, by name
         self.math: set[str] = set()  # functions of <math.h> that the lines call
         self.comment = ""
@@ -207,7 +212,7 @@ class Builder:
         statement.comment = self.comment
         self._scopes[-1].lines.append(statement)
 
-    def value(self, text: str, dtype: Any, uses: Iterable[Scalar]) -> Scalar:
+    def value(self, text: str, dtype: Any, uses: Iterable[Scalar], quotient: tuple[str, str] | None = None) -> Scalar:
         """The value of a C expression; the same variable for the same expression."""
         dtype = np.dtype(dtype)
         key = (c_type(dtype), text)
@@ -215,7 +220,8 @@ class Builder:
             if known := scope.known.get(key):
                 return Scalar(known, dtype)
         name = self.name()
-        self._append(Line(f"const {key[0]} {name} = {text};", (name,), tuple(names(uses))))
+        line = Line(f"const {key[0]} {name} = {text};", (name,), tuple(names(uses)), quotient=quotient)
+        self._append(line)
         self._scopes[-1].known[key] = name
         return Scalar(name, dtype)
 
@@ -316,12 +322,56 @@ class Builder:
 
     def text(self, needed: Iterable[Scalar], indent: str) -> str:
         """The lines that are needed for these values, as C. Forgets the helpers and functions that are not."""
-        wanted = set(names(needed))
-        text = "".join(_format(_prune(self._scopes[0].lines, wanted), indent))
-        words = set(re.findall(r"\w+", text))
+        lines = _prune(self._scopes[0].lines, set(names(needed)))
+        if not self.precise:
+            lines = self._with_reciprocals(lines)
+        text = "".join(_format(lines, indent))
+        for function in codegen_math.INLINE & self.math:
+            if text.count(f"ceedtap_{function}(") > codegen_math.MAX_SITES:
+                text = text.replace(f"ceedtap_{function}(", f"{function}(")
+        # Not the words of the user's source lines
+        words = set(re.findall(r"\w+", re.sub(r"/\*.*?\*/", "", text)))
+        while more := [name for name in self.helpers if name in words and not self._words_of(name) <= words]:
+            for name in more:
+                words |= self._words_of(name)
         self.helpers = {name: helper for name, helper in self.helpers.items() if name in words}
         self.math = {function for function in self.math if words & {function, function + "f"}}
         return text
+
+    def _words_of(self, helper: str) -> frozenset[str]:
+        """The helpers that a helper calls, and itself."""
+        return frozenset(re.findall(r"\w+", self.helpers[helper])) & self.helpers.keys()
+
+    def _with_reciprocals(self, lines: Sequence[Line | Nest]) -> list[Line | Nest]:
+        """Where several numbers are divided by one: products with its reciprocal. A division takes as long as a dozen
+        products. What is divided by the argument of a logarithm, as in derivatives of it, need not wait for that."""
+        constant = {line.sets[0] for line in lines if isinstance(line, Line) and line.text.startswith("const ")}
+        count: Counter[str] = Counter()
+        for line in lines:
+            if isinstance(line, Line):
+                if line.quotient:
+                    count[line.quotient[1]] += 1
+                elif "log(" in line.text and len(line.uses) == 1:
+                    count[line.uses[0]] += 1
+        made: dict[str, str] = {}
+        out: list[Line | Nest] = []
+        for line in lines:
+            if isinstance(line, Nest):
+                out.append(Nest(line.head, self._with_reciprocals(line.lines), line.sets, line.uses, line.comment))
+                continue
+            if not line.quotient or line.quotient[1] not in constant or count[line.quotient[1]] < 2:
+                out.append(line)
+                continue
+            above, below = line.quotient
+            declaration = line.text.partition(" = ")[0]
+            if below not in made:
+                made[below] = name = self.name()
+                ctype = declaration.rpartition(" ")[0]
+                one = "1.0f" if ctype == "const float" else "1.0"
+                out.append(Line(f"{ctype} {name} = {one} / {below};", (name,), (below,), line.comment))
+            product = made[below] if above in ("1.0", "1.0f") else f"{above} * {made[below]}"
+            out.append(Line(f"{declaration} = {product};", line.sets, (*line.uses, made[below]), line.comment))
+        return out
 
 
 def _declares(line: Line) -> bool:

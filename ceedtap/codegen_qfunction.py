@@ -40,7 +40,8 @@ def qfunction(
         closed: a closed jaxpr.
         inputs: where its inputs come from.
         outputs: names of its outputs, which are the output fields.
-        precise: use the functions of the scalar math library, whose loops do not vectorise.
+        precise: use the functions of the scalar math library, whose loops do not vectorise, and divide wherever JAX
+            does.
 
     Returns:
         the text of a file that every backend of libCEED compiles. Element `row`, in C order, of a field at point `i` is
@@ -49,7 +50,7 @@ def qfunction(
     Raises:
         TranslationError: something in the function has no translation.
     """
-    builder = Builder()
+    builder = Builder(precise=precise)
     scalar = builder.scalar
     operands = [
         _read(builder, argument, var.aval.shape) for argument, var in zip(inputs, closed.jaxpr.invars, strict=True)

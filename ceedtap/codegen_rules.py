@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ceedtap import codegen_math
 from ceedtap.codegen import (
     Builder,
     Complex,
@@ -132,9 +133,13 @@ _FOLDED: dict[str, Callable[..., Any]] = {
 
 
 def call(builder: Builder, function: str, dtype: np.dtype, *args: Scalar) -> Scalar:
-    """A function of <math.h>."""
+    """A function of <math.h>, or the one in its place that is written out."""
     builder.math.add(function)
     name = function + ("f" if dtype.itemsize == 4 else "")
+    if function in codegen_math.INLINE and dtype.itemsize == 8 and not builder.precise:
+        name = f"ceedtap_{function}"
+        for helper, text in codegen_math.helpers(function).items():
+            builder.helper(helper, text)
     return builder.value(f"{name}({', '.join(a.text for a in args)})", dtype, args)
 
 
@@ -161,7 +166,10 @@ def real(builder: Builder, name: str, *args: Scalar) -> Scalar:
     text = template if isinstance(template, str) else template(dtype)
     if "{" not in text:
         return call(builder, text, dtype, *args)
-    return builder.value(text.format(*(a.text for a in args)), dtype, args)
+    quotient = None
+    if name == "div" and dtype.kind == "f" and not args[1].is_constant:
+        quotient = args[0].text, args[1].text
+    return builder.value(text.format(*(a.text for a in args)), dtype, args, quotient)
 
 
 # Equal but for the order of operands: written in one order, so that they are computed once.
@@ -395,6 +403,8 @@ def _integer_pow(builder: Builder, eqn: Any, x: Elements, *, y: int) -> list[Ele
 def _power(builder: Builder, x: Element, y: int) -> Element:
     if y < 0:
         one = number(1, x.dtype) if isinstance(x, Scalar) else number(1, f"c{2 * x.re.dtype.itemsize}")
+        if y in (-2, -3) and not builder.precise:  # often beside other quotients by x, as in derivatives
+            return _power(builder, apply(builder, "div", one, x), -y)
         return apply(builder, "div", one, _power(builder, x, -y))
     result: Element | None = None
     while y:

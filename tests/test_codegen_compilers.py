@@ -44,6 +44,7 @@ SAMPLE = {
     "neo-Hookean": (neo_hookean, M, S),
     "tangent": (lambda g, d: jax.jvp(lambda g: neo_hookean(g, 1.0), (g,), (d,))[1], M, M),
     "transcendental": (lambda x: (jnp.exp(x), jnp.sin(x), jnp.hypot(x, 1.0), jnp.arctan2(x, 2.0), abs(x) ** x), S),
+    "written out": (lambda x: (jnp.log(x), jnp.log1p(x), jnp.expm1(x), jnp.tanh(x), jax.nn.sigmoid(x)), S),
     "rounding": (lambda x: (jnp.floor(x), jnp.ceil(x), jnp.round(x), lax.round(x), jnp.mod(x, 3.0)), S),
     "integers": (lambda x: [jnp.int32(x) // 3, jnp.uint8(x) << 2, jnp.int64(x) >> 1, lax.clz(jnp.int16(x))], S),
     "nan and infinity": (lambda x: jnp.where(x > 0, jnp.nan, jnp.where(x < -1, -jnp.inf, x)), S),
