@@ -191,11 +191,11 @@ class Applied:
     """A libCEED operator with one active input, whose other fields have their values."""
 
     def __init__(self, application: Any, active: str, values: Mapping[str, Any], active_value: Any) -> None:
-        op, ends, outputs = application.build(active)
-        for name, end in ends.items():
+        op, ends = application.build(active)
+        for name, end in ends.inputs.items():
             if name in values:
                 end.set_array(np.asarray(values[name]).reshape(-1))
-        self._start(op, active_value, len(outputs[0]))
+        self._start(op, active_value, len(ends.outputs[0]))
 
     def _start(self, op: Any, active_value: Any, size: int) -> None:
         self.op, ceed = op, op.ceed

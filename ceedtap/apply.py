@@ -24,6 +24,7 @@ import numpy as np
 from ceedtap import jax_compat
 from ceedtap.ceed import CompositeOperator, Operator, Vector
 from ceedtap.ceed_ffi import Library
+from ceedtap.consumer import Consumer
 from ceedtap.native import ffi, lib
 from ceedtap.toolchain import CompilerNotFound
 
@@ -104,14 +105,31 @@ class Connection:
     Attributes:
         op: the operator.
         inputs: for each input, the vector that is pointed at it, or the part of a context that it is copied to.
-        outputs: the vectors that are pointed at the outputs.
+        outputs: the vectors that are pointed at the outputs; None: the number that says whether `op` was applied (1)
+            or `idle` (0).
         active: the active input and output vector; None: CEED_VECTOR_NONE.
+        idle: the operator that is applied when all of `wanted` are off; None: always `op`.
+        wanted: switches.
     """
 
     op: Operator | CompositeOperator
     inputs: Sequence[Vector | np.ndarray]
-    outputs: Sequence[Vector]
+    outputs: Sequence[Vector | None]
     active: tuple[Vector | None, Vector | None]
+    idle: Operator | CompositeOperator | None = None
+    wanted: Sequence[Switch] = ()
+
+
+class Switch:
+    """Whether somebody listens to a consumer, as native code sees it."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.flag = ffi.new("uint8_t *")
+        consumer.routes.add(self)
+        self.enable(consumer.enabled)
+
+    def enable(self, enabled: bool) -> None:
+        self.flag[0] = enabled
 
 
 class Application:
@@ -122,6 +140,7 @@ class Application:
         in_shapes, out_shapes: of the arrays in a program, batches apart.
         linear: numbers of the inputs in which, all together, the operator is linear.
         dtype: of all arrays.
+        num_tapped: how many of the last outputs are not results, but there to be tapped (:meth:`emit`).
     """
 
     name: str
@@ -129,6 +148,7 @@ class Application:
     out_shapes: tuple[tuple[int, ...], ...]
     linear: frozenset[int]
     dtype: np.dtype
+    num_tapped: int = 0
 
     def connect(self) -> Connection:
         """Makes the libCEED side; called once, when a program is lowered."""
@@ -154,7 +174,7 @@ class Application:
     def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
         """What :meth:`jvp` gives, as a sum where one operator has no room for it. The third mask says which outputs a
         term has."""
-        return [(*self.jvp(mask), (True,) * len(self.out_shapes))]
+        return [(*self.jvp(mask), (True,) * (len(self.out_shapes) - self.num_tapped))]
 
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         """The transpose: of the inputs in which the operator is not linear and a cotangent for each output. The second
@@ -164,6 +184,13 @@ class Application:
     def select(self, mask: Mask) -> Application | None:
         """The operator with some of its outputs only; None where that is not possible."""
         return None
+
+    def emit(self, tapped: Sequence[Any]) -> None:
+        """Taps the last outputs."""
+
+    def batched(self) -> Application:
+        """The operator whose derivatives are those of a batch."""
+        return self
 
     def __repr__(self) -> str:
         shapes = " -> ".join(", ".join(map(str, side)) for side in (self.in_shapes, self.out_shapes))
@@ -180,22 +207,34 @@ class Application:
 
         ends = (*connection.inputs, *connection.outputs)
         vectors = [pointer(end.pointer) if isinstance(end, Vector) else ffi.NULL for end in ends]
-        contexts = [ffi.NULL if isinstance(end, Vector) else ffi.cast("void *", end.ctypes.data) for end in ends]
+        contexts = [ffi.cast("void *", end.ctypes.data) if isinstance(end, np.ndarray) else ffi.NULL for end in ends]
         entry = ffi.new("ct_operator *")
         kept = (
             ffi.new("void *[]", vectors or 1),
             ffi.new("void *[]", contexts or 1),
             ffi.new("int64_t[]", [math.prod(shape) for shape in (*self.in_shapes, *self.out_shapes)] or 1),
+            ffi.new("uint8_t *[]", [switch.flag for switch in connection.wanted] or 1),
         )
-        entry.vectors, entry.contexts, entry.lengths = kept
+        entry.vectors, entry.contexts, entry.lengths, entry.wanted = kept
+        entry.num_wanted = len(connection.wanted)
         entry.api = _native_api(ceed.library)
         entry.lock = ceed.lock.pointer
         entry.ceed = pointer(ceed.pointer)
         entry.op = pointer(connection.op.pointer)
+        entry.idle_op = ffi.NULL if connection.idle is None else pointer(connection.idle.pointer)
         none = ceed.library.lib.CEED_VECTOR_NONE
         entry.active_in, entry.active_out = (pointer(none if v is None else v.pointer) for v in connection.active)
         entry.num_in, entry.num_out = len(connection.inputs), len(connection.outputs)
         return OPERATORS.enter(self, entry, (connection, kept))
+
+
+def apply(op: Application, *inputs: Any) -> list[Any]:
+    """The results of an operator in a program, which emits what it taps."""
+    outs = apply_p.bind(*inputs, op=op)
+    count = len(outs) - op.num_tapped
+    if op.num_tapped:
+        op.emit(outs[count:])
+    return list(outs[:count])
 
 
 # -- lowering and evaluation -----------------------------------------------------------------------------------------
@@ -271,7 +310,7 @@ def _batching(args: Any, dims: Any, *, op: Application) -> tuple[list[Any], list
         a = a if d is not None else a[None]
         a = a.reshape(a.shape[0], *(a.shape[1 : a.ndim - len(shape)] or (1,) * len(before)), *shape)
         full.append(jnp.broadcast_to(a, (size, *before, *shape)))
-    return apply_p.bind(*full, op=op), [0] * len(op.out_shapes)
+    return apply_p.bind(*full, op=op.batched()), [0] * len(op.out_shapes)
 
 
 jax_compat.primitive_batchers[apply_p] = _batching
@@ -282,24 +321,28 @@ jax_compat.primitive_batchers[apply_p] = _batching
 def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], list[Any]]:
     outs = apply_p.bind(*primals, op=op)
     mask = tuple(type(t) is not jax_compat.Zero for t in tangents)
-    if all(i in op.linear for i, moved in enumerate(mask) if moved):
+    # Nothing but taps can use what is there to be tapped, and the derivative has taps of its own.
+    count = len(outs) - op.num_tapped
+    zeros = [jax_compat.zero_tangent(out) for out in outs[count:]]
+    if not op.num_tapped and all(i in op.linear for i, moved in enumerate(mask) if moved):
         directions = [
             (t if moved else jnp.zeros_like(p)) if i in op.linear else p
             for i, (p, t, moved) in enumerate(zip(primals, tangents, mask, strict=True))
         ]
         return outs, apply_p.bind(*directions, op=op)
     everything = [*primals, *(t for t, moved in zip(tangents, mask, strict=True) if moved)]
-    total: list[Any] = [None] * len(outs)
+    total: list[Any] = [None] * count
     for derivative, takes, has in op.derivatives(mask):
-        terms = iter(apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=derivative))
+        terms = iter(apply(derivative, *(x for x, wanted in zip(everything, takes, strict=True) if wanted)))
         total = [
             (next(terms) if x is None else x + next(terms)) if wanted else x
             for x, wanted in zip(total, has, strict=True)
         ]
     # A derivative that depends on no batched input has no batch yet.
     return outs, [
-        jnp.zeros_like(out) if x is None else jnp.broadcast_to(x, out.shape) for x, out in zip(total, outs, strict=True)
-    ]
+        jnp.zeros_like(out) if x is None else jnp.broadcast_to(x, out.shape)
+        for x, out in zip(total, outs[:count], strict=True)
+    ] + zeros
 
 
 jax_compat.primitive_jvps[apply_p] = _jvp
@@ -309,8 +352,8 @@ def _transpose(cotangents: Any, *args: Any, op: Application) -> list[Any]:
     mask = tuple(map(jax_compat.is_undefined_primal, args))
     transposed, takes = op.transpose(mask)
     known = [arg for i, arg in enumerate(args) if i not in op.linear]
-    everything = [*known, *map(jax_compat.instantiate_zeros, cotangents)]
-    outs = iter(apply_p.bind(*(x for x, wanted in zip(everything, takes, strict=True) if wanted), op=transposed))
+    everything = [*known, *map(jax_compat.instantiate_zeros, cotangents[: len(cotangents) - op.num_tapped])]
+    outs = iter(apply(transposed, *(x for x, wanted in zip(everything, takes, strict=True) if wanted)))
     results: list[Any] = []
     for arg, linear in zip(args, mask, strict=True):
         if not linear:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -34,7 +34,7 @@ _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
     "jax._src.lax.control_flow.loops": ("_scan_known_hoisting", "_while_lowering", "while_p"),
     "jax._src.core": ("abstract_token", "ManualAxisType"),
-    "jax._src.source_info_util": ("user_frame",),
+    "jax._src.source_info_util": ("user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.lax.special": (
         "igamma_impl",
@@ -83,6 +83,11 @@ Zero = ad.Zero
 instantiate_zeros = ad.instantiate_zeros
 is_undefined_primal = ad.is_undefined_primal
 apply_primitive = xla.apply_primitive
+
+
+def zero_tangent(x: Any) -> Zero:
+    """The symbolic zero in the tangent space of `x`."""
+    return Zero(jax.typeof(x).to_tangent_aval())
 
 
 _ours: set[type[Effect]] = set()
@@ -223,6 +228,61 @@ def jaxpr_function(closed: Any) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function."""
     function: Callable[..., list[Any]] = jex_core.jaxpr_as_fun(closed)
     return function
+
+
+def contains(closed: Any, primitives: Collection[Any]) -> bool:
+    """Whether there is an equation of these primitives in a jaxpr, functions in it included."""
+    return any(
+        eqn.primitive in primitives or any(contains(inner, primitives) for inner in sub_jaxprs(eqn))
+        for eqn in getattr(closed, "jaxpr", closed).eqns
+    )
+
+
+#: Functions in functions that can be evaluated equation by equation; the second kind has a rule for its derivative.
+_OPENED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint"}
+_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
+
+
+def interpreter(closed: Any, rules: Mapping[Any, Callable[..., Any]], *, differentiable: bool) -> Callable[..., list]:
+    """A closed jaxpr as a function in which ``rules[primitive](*operands, **params)`` stands for some primitives.
+
+    Functions in functions are opened where they contain such primitives. If the result is to be `differentiable`, those
+    with a rule for their derivative keep it.
+
+    Raises:
+        NotImplementedError: there is one in a branch or a loop; the message names the user's line.
+    """
+
+    def bind(eqn: Any, operands: Sequence[Any]) -> Any:
+        name, params = eqn.primitive.name, eqn.params
+        if eqn.primitive in rules:
+            return rules[eqn.primitive](*operands, **params)
+        if any(contains(inner, rules) for inner in sub_jaxprs(eqn)):
+            inner = params.get("jaxpr", params.get("call_jaxpr"))
+            if inner is None or name not in _OPENED | _CUSTOM:
+                line = user_line(eqn)
+                where = f" at {line[0]}:{line[1]} ({line[2]})" if line else ""
+                raise NotImplementedError(f"in a branch or a loop: `{name}`{where}")
+            if name in _OPENED or not differentiable:
+                return run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+            rewritten = interpreter(inner, rules, differentiable=True)
+            params = {**params, "call_jaxpr": jax.make_jaxpr(rewritten)(*inner.in_avals)}
+        return eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+
+    def run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+        def read(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else values[atom]
+
+        for eqn in jaxpr.eqns:
+            names = _source_info.current_name_stack() + eqn.source_info.name_stack
+            with _source_info.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
+                outs = bind(eqn, [read(atom) for atom in eqn.invars])
+            values.update(zip(eqn.outvars, outs if eqn.primitive.multiple_results else [outs], strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    return lambda *args: run(closed.jaxpr, closed.consts, args)
 
 
 def without_dead_code(closed: Any) -> Any:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import jax_compat
-from ceedtap.apply import Application, Mask, Registry, apply_p
+from ceedtap import jax_compat, point_taps
+from ceedtap.apply import Application, Mask, Registry, apply
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.ceed_ffi import load
 from ceedtap.fields import Field
@@ -30,7 +30,8 @@ class _Pointwise(Application):
         self.function = function
         self.name = function.name
         self.in_shapes = tuple(slot.shape for slot in function.inputs)
-        self.out_shapes = tuple(slot.shape for slot in function.outputs)
+        self.out_shapes = tuple(slot.shape for slot in function.results)
+        self.num_tapped = len(function.results) - len(function.outputs)
         self.linear = frozenset(i for i, slot in enumerate(function.inputs) if slot.name in function.linear)
         self.dtype = function.dtype
         self._derived: dict[PointFunction, _Pointwise] = {}
@@ -40,7 +41,7 @@ class _Pointwise(Application):
         source, name = self.function.source
         compiled = compile_qfunction(load(), source, name)
         entry = ffi.new("ct_pointwise *")
-        slots = (*self.function.inputs, *self.function.outputs)
+        slots = (*self.function.inputs, *self.function.results)
         sizes = ffi.new("int64_t[]", [slot.size for slot in slots])
         entry.function = ffi.cast(ffi.typeof(entry.function), compiled.address)
         entry.num_in, entry.num_out = len(self.in_shapes), len(self.out_shapes)
@@ -52,7 +53,13 @@ class _Pointwise(Application):
         return _lower(ctx, *operands, function=np.uint64(self.key)).results
 
     def evaluate(self, *inputs: Any) -> list[Any]:
-        return list(self.function.function(*inputs))
+        return jax_compat.jaxpr_function(self.function.jaxpr)(*inputs)
+
+    def emit(self, tapped: Sequence[Any]) -> None:
+        point_taps.emit(self.function.taps, tapped, [], bool(self.function.linear))
+
+    def batched(self) -> Application:
+        return self._of(self.function.batched())
 
     def jvp(self, mask: Mask) -> tuple[Application, Mask]:
         return self._pruned(self.function.jvp(mask))
@@ -61,7 +68,10 @@ class _Pointwise(Application):
         return self._pruned(self.function.transpose(mask))
 
     def select(self, mask: Mask) -> Application | None:
-        return self._of(self.function.select(mask))
+        count = len(self.function.outputs)
+        if all(mask[count:]):
+            return self._of(self.function.select(mask[:count]))
+        return None if any(mask[count:]) else self._of(self.function.silent().select(mask[:count]))
 
     def _pruned(self, function: PointFunction) -> tuple[Application, Mask]:
         return self._of(function.pruned()), function.used
@@ -134,6 +144,6 @@ def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
                     f"{[v.shape for v in values]}"
                 )
         application, treedef = compiled(tuple(value.shape[1:] for value in values))
-        return jax.tree.unflatten(treedef, apply_p.bind(*values, op=application))
+        return jax.tree.unflatten(treedef, apply(application, *values))
 
     return over_points

@@ -1,7 +1,8 @@
 """Functions of one quadrature point, written in JAX: their derivatives, and their C source.
 
 A point function maps *slots* to slots. A slot stands for one array of the JAX program (a field of a space, data at the
-quadrature points, parameters) and for what is made of it at a point: one value for each evaluation mode.
+quadrature points, parameters) and for what is made of it at a point: one value for each evaluation mode. What the
+function taps (point_taps.py) has slots of its own, after the outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import jax_compat
+from ceedtap import jax_compat, point_taps
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.codegen_qfunction import Argument, qfunction
 from ceedtap.fields import Field
@@ -63,6 +64,7 @@ class PointFunction:
         function: maps the values of the input slots at a point, in sequence, to those of the output slots.
         linear: names of input slots in which, all together, the function is linear.
         dtype: of all fields.
+        points: shape of the arrays of quadrature data, before the values at a point.
     """
 
     name: str
@@ -71,13 +73,42 @@ class PointFunction:
     function: Callable[..., Sequence[Any]]
     dtype: np.dtype
     linear: frozenset[str] = frozenset()
+    points: tuple[int, ...] = ()
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
-    def jaxpr(self) -> Any:
-        """The function as a closed jaxpr in which everything is needed."""
+    def traced(self) -> Any:
+        """The function as a closed jaxpr in which everything is needed, with its taps."""
         arguments = [jax.ShapeDtypeStruct(f.shape, self.dtype) for slot in self.inputs for f in slot.fields]
-        return jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
+        closed = jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
+        return point_taps.label(closed, self.name) if point_taps.has_taps(closed) else closed
+
+    @cached_property
+    def _collected(self) -> point_taps.Collected:
+        if not point_taps.has_taps(self.traced):
+            return point_taps.Collected(self.traced, (), ())
+        collected = point_taps.collect(self.traced, self.name, self.dtype)
+        return replace(collected, closed=jax_compat.without_dead_code(collected.closed))
+
+    @property
+    def jaxpr(self) -> Any:
+        """The function as a closed jaxpr without taps: from the values of the inputs to those of :attr:`results`."""
+        return self._collected.closed
+
+    @property
+    def taps(self) -> tuple[point_taps.PointTap, ...]:
+        """What the function taps. The outputs that a tap numbers come after the function's own."""
+        return self._collected.taps
+
+    @cached_property
+    def results(self) -> tuple[Slot, ...]:
+        """The outputs, and after them what the function taps."""
+        taken = {slot.name for slot in (*self.inputs, *self.outputs)}
+        tapped = [
+            Slot(_fresh(f"tap{i}", taken), "quadrature", (Field(None, EvalMode.NONE, shape),), (*self.points, *shape))
+            for i, shape in enumerate(self._collected.shapes)
+        ]
+        return (*self.outputs, *tapped)
 
     # -- derivatives ---------------------------------------------------------------------------------------------
 
@@ -90,7 +121,7 @@ class PointFunction:
             tangents = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in chosen)
             outputs = tuple(replace(slot, name=f"d{slot.name}") for slot in self.outputs)
             wanted_values = [w for slot, w in zip(self.inputs, mask, strict=True) for _ in slot.fields]
-            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            evaluate = point_taps.differentiable(self.traced)
             count = len(wanted_values)
 
             def function(*values: Any) -> Sequence[Any]:
@@ -106,7 +137,7 @@ class PointFunction:
 
             return PointFunction(
                 f"{self.name}_jvp", (*self.inputs, *tangents), outputs, function, self.dtype,
-                frozenset(slot.name for slot in tangents),
+                frozenset(slot.name for slot in tangents), self.points,
             )  # fmt: skip
 
         return self.derived(("jvp", mask), make)
@@ -121,7 +152,7 @@ class PointFunction:
             taken = {slot.name for slot in kept}
             cotangents = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in self.outputs)
             outputs = tuple(replace(slot, name=f"{slot.name}_bar") for slot in chosen)
-            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            evaluate = point_taps.differentiable(self.traced)
             count = sum(len(slot.fields) for slot in kept)
 
             def function(*values: Any) -> Sequence[Any]:
@@ -144,17 +175,17 @@ class PointFunction:
 
             return PointFunction(
                 f"{self.name}_transpose", (*kept, *cotangents), outputs, function, self.dtype,
-                frozenset(slot.name for slot in cotangents),
+                frozenset(slot.name for slot in cotangents), self.points,
             )  # fmt: skip
 
         return self.derived(("transpose", mask), make)
 
     def select(self, mask: Mask) -> PointFunction:
-        """The function without some of its outputs."""
+        """The function without some of its outputs; it taps what it did."""
 
         def make() -> PointFunction:
             wanted = [w for slot, w in zip(self.outputs, mask, strict=True) for _ in slot.fields]
-            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            evaluate = jax_compat.jaxpr_function(self.traced)
 
             def function(*values: Any) -> Sequence[Any]:
                 return [out for out, w in zip(evaluate(*values), wanted, strict=True) if w]
@@ -163,6 +194,19 @@ class PointFunction:
             return replace(self, outputs=outputs, function=function, _cache={})
 
         return self.derived(("select", mask), make)
+
+    def silent(self) -> PointFunction:
+        """The function without taps."""
+        return self._rewritten("silent", point_taps.silent)
+
+    def batched(self) -> PointFunction:
+        """The function with taps whose derivatives are those of a batch."""
+        return self._rewritten("batched", point_taps.batched)
+
+    def _rewritten(self, key: str, rewrite: Callable[[Any], Callable[..., list[Any]]]) -> PointFunction:
+        if not point_taps.has_taps(self.traced):
+            return self
+        return self.derived(key, lambda: replace(self, function=rewrite(self.traced), _cache={}))
 
     def derived(self, key: Any, make: Callable[[], PointFunction]) -> PointFunction:
         """A function made from this one, once: derivatives meet again and again while programs are traced."""
@@ -184,7 +228,7 @@ class PointFunction:
         def make() -> PointFunction:
             if all(self.used):
                 return self
-            evaluate = jax_compat.jaxpr_function(self.jaxpr)
+            evaluate = jax_compat.jaxpr_function(self.traced)
             inputs = tuple(slot for slot, used in zip(self.inputs, self.used, strict=True) if used)
 
             def function(*values: Any) -> Sequence[Any]:
@@ -202,7 +246,7 @@ class PointFunction:
     def num_fields(self) -> int:
         """Fields of the QFunction, inputs and outputs."""
         return sum(len(slot.fields) for slot in self.inputs if slot.kind != "parameters") + sum(
-            len(slot.fields) for slot in self.outputs
+            len(slot.fields) for slot in self.results
         )
 
     # -- C -------------------------------------------------------------------------------------------------------
@@ -218,7 +262,7 @@ class PointFunction:
                 offset += slot.size
             else:
                 inputs += [Argument(n) for n in slot.field_names()]
-        outputs = [n for slot in self.outputs for n in slot.field_names()]
+        outputs = [n for slot in self.results for n in slot.field_names()]
         text = qfunction("@NAME@", self.jaxpr, inputs, outputs)
         unique = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return text.replace("@NAME@", unique), unique

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ceedtap import jax_compat
-from ceedtap.apply import Application, Connection, Mask, apply_p, check_array
+from ceedtap import jax_compat, point_taps
+from ceedtap.apply import Application, Connection, Mask, Switch, apply, check_array
 from ceedtap.ceed import (
     BASIS_NONE,
     ELEMRESTRICTION_NONE,
@@ -134,6 +135,21 @@ class _Domain:
         return jnp.zeros(field.space.shape, values.dtype).at[field.space.element_nodes].add(local)
 
 
+@dataclass
+class _Ends:
+    """What the fields of a libCEED operator are connected to.
+
+    Attributes:
+        inputs: by name of the slot, a vector or the part of `memory` that holds parameters.
+        outputs: the vectors of the results.
+        memory: of the QFunction's context.
+    """
+
+    inputs: dict[str, Vector | np.ndarray]
+    outputs: list[Vector]
+    memory: np.ndarray
+
+
 # -- application -------------------------------------------------------------------------------------------------------
 
 
@@ -147,79 +163,88 @@ class _PointApplication(Application):
         self.free = [slot for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound]
         self.name = function.name
         self.in_shapes = tuple(slot.shape for slot in self.free)
-        self.out_shapes = tuple(slot.shape for slot in function.outputs)
+        # When nobody listens to any of the taps they are not computed; one more output says whether they were.
+        self.optional = bool(function.taps) and all(tap.optional for tap in function.taps)
+        shapes = [slot.shape for slot in function.results]
+        self.out_shapes = (*shapes, ()) if self.optional else tuple(shapes)
+        self.num_tapped = len(self.out_shapes) - len(function.outputs)
         self.linear = frozenset(i for i, slot in enumerate(self.free) if slot.name in function.linear)
         self.dtype = function.dtype
         self._derived: dict[Any, Any] = {}
 
     # -- libCEED -------------------------------------------------------------------------------------------------
 
-    def qfunction(self) -> tuple[QFunction, np.ndarray]:
-        """The compiled QFunction, and the memory of its context."""
+    def qfunction(self, memory: np.ndarray) -> QFunction:
+        """The compiled QFunction, with this memory as its context."""
         function, ceed = self.function, self.domain.ceed
         source, name = function.source
-        size = sum(slot.size for slot in function.inputs if slot.kind == "parameters")
-        memory = np.zeros(max(size, 1), self.dtype)
-        context = None
-        if size:
-            context = QFunctionContext(ceed)
-            context.set_data(memory, cmode=USE_POINTER)
         fields = [slot for slot in function.inputs if slot.kind != "parameters"]
-        inputs, outputs = function.eval_modes(fields), function.eval_modes(function.outputs)
+        inputs, outputs = function.eval_modes(fields), function.eval_modes(function.results)
+        if len(fields) == len(function.inputs):
+            return QFunction.from_source(ceed, source, name, inputs=inputs, outputs=outputs)
+        context = QFunctionContext(ceed)
+        context.set_data(memory, cmode=USE_POINTER)
         qf = QFunction.from_source(ceed, source, name, inputs=inputs, outputs=outputs, context=context)
-        if size:
-            qf.set_context_writable(False)
-        return qf, memory
+        qf.set_context_writable(False)
+        return qf
 
-    def build(self, active: str | None = None) -> tuple[CeedOperator, dict[str, Vector | np.ndarray], list[Vector]]:
-        """A libCEED operator whose fields have vectors of their own, except for the active input and the outputs that
-        go with it."""
+    def _ends(self) -> _Ends:
+        """New vectors for all inputs and outputs, and memory for the parameters."""
         function, ceed = self.function, self.domain.ceed
-        if function.num_fields > MAX_FIELDS:
-            raise ValueError(
-                f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
-                "inputs and outputs together, each part of a tuple counted"
-            )
-        qf, memory = self.qfunction()
-        op = ceed.Operator(qf)
-        op.name = function.name
-        ends: dict[str, Vector | np.ndarray] = {}
+        parameters = [slot for slot in function.inputs if slot.kind == "parameters"]
+        memory = np.zeros(max(sum(slot.size for slot in parameters), 1), self.dtype)
+        inputs: dict[str, Vector | np.ndarray] = {
+            slot.name: ceed.Vector(slot.size) for slot in function.inputs if slot.kind not in ("parameters", "weight")
+        }
         offset = 0
-        for slot in function.inputs:
-            if slot.kind == "parameters":
-                ends[slot.name] = memory[offset : offset + slot.size]
-                offset += slot.size
-                continue
-            vector: Any = VECTOR_NONE
-            if slot.name == active:
-                vector = VECTOR_ACTIVE
-            elif slot.kind != "weight":
-                vector = ends[slot.name] = ceed.Vector(slot.size)
-            self._set_fields(op, slot, vector)
+        for slot in parameters:
+            inputs[slot.name] = memory[offset : offset + slot.size]
+            offset += slot.size
         for name, value in self.bound.items():
-            end = ends[name]
+            end = inputs[name]
             if isinstance(end, Vector):
                 end.set_array(np.ascontiguousarray(value).reshape(-1))
             else:
                 end[:] = value.reshape(-1)
-        outputs = []
-        for slot in function.outputs:
-            outputs.append(ceed.Vector(slot.size))
-            self._set_fields(op, slot, VECTOR_ACTIVE if active is not None else outputs[-1])
+        return _Ends(inputs, [ceed.Vector(slot.size) for slot in function.results], memory)
+
+    def build(self, active: str | None = None, ends: _Ends | None = None) -> tuple[CeedOperator, _Ends]:
+        """A libCEED operator whose fields have vectors of their own, or these, except for the active input and the
+        outputs that go with it."""
+        function = self.function
+        if function.num_fields > MAX_FIELDS:
+            raise ValueError(
+                f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
+                "inputs and outputs together, each part of a tuple and each tapped array counted"
+            )
+        ends = ends or self._ends()
+        op = self.domain.ceed.Operator(self.qfunction(ends.memory))
+        op.name = function.name
+        for slot in function.inputs:
+            if slot.kind != "parameters":
+                vector: Any = VECTOR_ACTIVE if slot.name == active else ends.inputs.get(slot.name, VECTOR_NONE)
+                self._set_fields(op, slot, vector)
+        for slot, output in zip(function.results, ends.outputs, strict=False):
+            self._set_fields(op, slot, VECTOR_ACTIVE if active is not None else output)
         op.check()
-        return op, ends, outputs
+        return op, ends
 
     def _set_fields(self, op: CeedOperator, slot: Slot, vector: Any) -> None:
         for name, field in zip(slot.field_names(), slot.fields, strict=True):
             op.set_field(name, *self.domain.place(slot, field), vector)
-            if slot in self.function.outputs and isinstance(vector, Vector):
+            if slot in self.function.results and isinstance(vector, Vector):
                 # Outputs that contribute to one vector: libCEED adds them up. `set_field` refuses a vector that another
                 # output has, so the next one gets a handle of its own on the same vector.
                 vector = copy.copy(vector)
 
     def connect(self) -> Connection:
-        op, ends, outputs = self.build()
-        return Connection(op, [ends[slot.name] for slot in self.free], outputs, (None, None))
+        op, ends = self.build()
+        inputs = [ends.inputs[slot.name] for slot in self.free]
+        if not self.optional:
+            return Connection(op, inputs, ends.outputs, (None, None))
+        idle, _ = self.silent().build(ends=ends)
+        switches = [Switch(tap.params["binding"].consumer) for tap in self.function.taps]
+        return Connection(op, inputs, [*ends.outputs, None], (None, None), idle, switches)
 
     # -- plain JAX -----------------------------------------------------------------------------------------------
 
@@ -231,16 +256,20 @@ class _PointApplication(Application):
                 x = given.get(slot.name)
                 values.append(x if slot.kind == "parameters" else self.domain.at_points(field, x))
                 axes.append(None if slot.kind == "parameters" else 0)
-        per_point = jax.vmap(jax.vmap(lambda *v: list(self.function.function(*v)), axes), axes)
+        per_point = jax.vmap(jax.vmap(jax_compat.jaxpr_function(self.function.jaxpr), axes), axes)
         results = iter(per_point(*values))
         out = []
-        for slot in self.function.outputs:
+        for slot in self.function.results:
             parts = [(field, next(results)) for field in slot.fields]
             if slot.kind == "parameters":
                 out.append(parts[0][1].sum((0, 1)))
             else:
                 out.append(functools.reduce(jnp.add, [self.domain.from_points(f, v) for f, v in parts]))
-        return out
+        return [*out, jnp.ones((), self.dtype)] if self.optional else out
+
+    def emit(self, tapped: Sequence[Any]) -> None:
+        conditions = [tapped[-1]] if self.optional else []
+        point_taps.emit(self.function.taps, tapped, conditions, bool(self.function.linear))
 
     # -- derivatives ---------------------------------------------------------------------------------------------
 
@@ -252,10 +281,16 @@ class _PointApplication(Application):
     def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
         if self.jvp(mask)[0].function.num_fields <= MAX_FIELDS:
             return super().derivatives(mask)
+        if self.function.taps:
+            raise ValueError(
+                f"the derivative of {self.name} has more than {MAX_FIELDS} fields, which is all that an operator of "
+                "libCEED has room for, and cannot be split since it taps; tap less, or with tangents=False"
+            )
         terms: list[tuple[Application, Mask, Mask]] = []
-        for number in range(len(self.out_shapes)):
-            has = tuple(i == number for i in range(len(self.out_shapes)))
-            one = self.select(has)
+        count = len(self.function.outputs)
+        for number in range(count):
+            has = tuple(i == number for i in range(count))
+            one = self._apply(self.function.select(has))
             for group in one._groups(mask):
                 derivative, takes = one.jvp(group)
                 moved = iter(takes[len(mask) :])
@@ -285,8 +320,18 @@ class _PointApplication(Application):
         transposed = self.function.transpose(tuple(slot.name in wanted for slot in self.function.inputs))
         return self._pruned(transposed)
 
-    def select(self, mask: Mask) -> _PointApplication:
-        return self._apply(self.function.select(mask))
+    def select(self, mask: Mask) -> _PointApplication | None:
+        count = len(self.function.outputs)
+        if all(mask[count:]):
+            return self._apply(self.function.select(mask[:count]))
+        return None if any(mask[count:]) else self.silent()._apply(self.function.silent().select(mask[:count]))
+
+    def silent(self) -> _PointApplication:
+        """The operator without taps."""
+        return self._apply(self.function.silent())
+
+    def batched(self) -> _PointApplication:
+        return self._apply(self.function.batched())
 
     def _pruned(self, function: PointFunction) -> tuple[_PointApplication, Mask]:
         pruned = function.pruned()
@@ -320,7 +365,7 @@ class PointOperator:
         self._template = template
         self.inputs = tuple(slot.name for slot in application.free if slot.kind != "parameters")
         self.outputs = tuple(slot.name for slot in application.function.outputs)
-        self._call = jax.jit(lambda *arrays: apply_p.bind(*arrays, op=application), inline=True)
+        self._call = jax.jit(lambda *arrays: apply(application, *arrays), inline=True)
 
     def __call__(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
         """Applies the operator.
@@ -364,7 +409,7 @@ class PointOperator:
         >>> print(round(float(newton(jnp.ones(4)).sum()), 12), round(float(newton.assemble().todense().sum()), 12))
         12.0 12.0
         """
-        return Linearization(self._application, wrt, self._ordered(arrays, named, params), stored)
+        return Linearization(self._application.silent(), wrt, self._ordered(arrays, named, params), stored)
 
     def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any], params: Any) -> list[Any]:
         """The arguments, checked, as the primitive takes them."""
@@ -420,7 +465,7 @@ class PointOperator:
 
     def reference(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
         """The same as a call, in plain JAX, without libCEED: to compare with."""
-        outs = self._application.evaluate(*self._ordered(arrays, named, params))
+        outs = self._application.silent().evaluate(*self._ordered(arrays, named, params))
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     @property
@@ -514,7 +559,8 @@ def _make(
                 arguments[slot.name] = tuple(parts) if _is_tuple(inputs[slot.name]) else parts[0]
         return _flat_outputs(name, function(**arguments), out_slots, outputs, domain.dtype)
 
-    point_function = PointFunction(name, tuple(in_slots), tuple(out_slots), flat_function, domain.dtype)
+    points = domain.num_elem, domain.num_points
+    point_function = PointFunction(name, tuple(in_slots), tuple(out_slots), flat_function, domain.dtype, points=points)
     point_function.jaxpr  # noqa: B018  traced here, where the user's line is in the traceback
     return PointOperator(_PointApplication(point_function, domain, {}), unravel, params)
 

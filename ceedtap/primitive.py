@@ -3,7 +3,8 @@
 A tap is two equations in a program.
 
 * `tap_p` emits an event. It has no outputs and a JAX effect; that makes it exact in every transformation. If it
-  returned what it taps, JAX could drop, duplicate or save the event together with the value.
+  returned what it taps, JAX could drop, duplicate or save the event together with the value. Without `emits` it stands
+  for an event that is emitted elsewhere (point_taps.py): only its derivatives are events.
 * `through_p` is the identity on the tapped values and costs nothing in compiled code. It is there to be differentiated:
   its transpose emits the cotangents. With `emits` it emits by itself, has no effect, and is subject to data dependence
   like any other value: the flavour of ``stateful=False``.
@@ -135,10 +136,10 @@ def id_tap(
         "binding": binding,
         "transforms": (),
         "ordered": ordered,
-        "conditional": when is not None,
+        "conditions": len(condition),
     }
     if stateful:
-        tap_p.bind(*arrays, *condition, derivatives=tangents, **options)
+        tap_p.bind(*arrays, *condition, derivatives=tangents, emits=True, **options)
         if result is not _MISSING:
             return result
         # Only what is being traced can have derivatives; everything else is returned as it came.
@@ -231,9 +232,10 @@ def _thaw(transforms: Any) -> Transforms:
     return tuple((name, dict(params)) for name, params in transforms)
 
 
-def _split(args: Sequence[Any], conditional: bool) -> tuple[list[Any], list[Any]]:
-    """What is tapped, and the condition, which comes last."""
-    return (list(args[:-1]), [args[-1]]) if conditional else (list(args), [])
+def _split(args: Sequence[Any], conditions: int) -> tuple[list[Any], list[Any]]:
+    """What is tapped, and the conditions, which come last. Each must have a value that is not zero."""
+    count = len(args) - conditions
+    return list(args[:count]), list(args[count:])
 
 
 def _callback_lowering(
@@ -242,14 +244,14 @@ def _callback_lowering(
     binding: Binding,
     transforms: Any,
     ordered: bool,
-    conditional: bool,
+    conditions: int,
     **_: Any,
 ) -> list[Any]:
     """Where there is no native handler: on other platforms than CPU, and where XLA partitions the program."""
 
     def emit(*args: Any) -> tuple[()]:
         # The shapes of shards are known only now, and JAX does not tell which device called.
-        _emit(args, binding, transforms, conditional)
+        _emit(args, binding, transforms, conditions)
         return ()
 
     jax_compat.emit_python_effect(ctx, emit, operands, _effects[True] if ordered else None)
@@ -262,8 +264,8 @@ _exported: list[Any] = []
 def _tap_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, **params: Any) -> list[Any]:
     if jax_compat.is_partitioned(ctx):
         return _callback_lowering(ctx, *operands, **params)
-    binding, conditional = params["binding"], params["conditional"]
-    tapped, _ = _split(ctx.avals_in, conditional)
+    binding, conditions = params["binding"], params["conditions"]
+    tapped, _ = _split(ctx.avals_in, conditions)
     reference = OUTFEED.route(binding, _thaw(params["transforms"]), specs(tapped, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
     # is bytes, which can hold nothing, so its routes live as long as the process.
@@ -273,7 +275,7 @@ def _tap_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, **params:
         jax_compat.add_keepalive(ctx, reference)
     attributes: dict[str, Any] = {
         "header": np.frombuffer(reference.route.header_bytes, np.uint32),
-        "conditional": np.bool_(conditional),
+        "conditions": np.int32(conditions),
     }
     effect = _effects[True] if params["ordered"] else None
     jax_compat.emit_ffi_call(ctx, "ceedtap_tap", operands, effect, **attributes)
@@ -285,7 +287,7 @@ def _through_lowering(
 ) -> Any:
     if emits:
         lower_tap(ctx, *operands, **params)
-    return _split(operands, params["conditional"])[0]
+    return _split(operands, params["conditions"])[0]
 
 
 for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
@@ -293,18 +295,18 @@ for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
     jax_compat.register_lowering(through_p, functools.partial(_through_lowering, _lower), platform=_platform)
 
 
-def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditional: bool, device: int = -1) -> None:
-    arrays, condition = _split(list(map(np.asarray, args)), conditional)
-    if all(map(np.any, condition)):
+def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditions: int, device: int = -1) -> None:
+    arrays, held = _split(list(map(np.asarray, args)), conditions)
+    if all(map(np.any, held)):
         OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
 
 
 @tap_p.def_impl
-def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditional: bool, **_: Any) -> list[Any]:
+def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditions: int, **_: Any) -> list[Any]:
     """Outside of compiled code an event goes straight to the queue: nothing to compile, nothing to cache."""
     devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
     device = devices.pop().id if len(devices) == 1 else -1
-    _emit(args, binding, transforms, conditional, device)
+    _emit(args, binding, transforms, conditions, device)
     return []
 
 
@@ -312,7 +314,7 @@ def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditional: bool, 
 def _through_impl(*args: Any, emits: bool, **params: Any) -> list[Any]:
     if emits:
         _tap_impl(*args, **params)
-    return _split(args, params["conditional"])[0]
+    return _split(args, params["conditions"])[0]
 
 
 # -- abstract evaluation ---------------------------------------------------------------------------------------------
@@ -324,8 +326,8 @@ def _tap_abstract_eval(*avals: Any, ordered: bool, **_: Any) -> tuple[list[Any],
 
 
 @through_p.def_abstract_eval
-def _through_abstract_eval(*avals: Any, conditional: bool, **_: Any) -> list[Any]:
-    return _split(avals, conditional)[0]
+def _through_abstract_eval(*avals: Any, conditions: int, **_: Any) -> list[Any]:
+    return _split(avals, conditions)[0]
 
 
 # -- batching --------------------------------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ def _through_abstract_eval(*avals: Any, conditional: bool, **_: Any) -> list[Any
 
 def _batching(primitive: Any, args: Any, dims: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     """One event with the batched arrays, however long the batch is."""
-    tapped, _ = _split(dims, params["conditional"])
+    tapped, _ = _split(dims, params["conditions"])
     mark = ("batch", (("batch_dims", tuple(tapped)),))
     outs = primitive.bind(*args, transforms=(*transforms, mark), **params)
     return outs, tapped[: len(outs)]
@@ -360,17 +362,20 @@ def _instantiate(primal: Any, tangent: Any) -> Any:
     return jnp.zeros(primal.shape, primal.dtype) if zero else tangent
 
 
-def _directions(primals: Any, tangents: Any, conditional: bool) -> list[Any]:
+def _directions(primals: Any, tangents: Any, conditions: int) -> list[Any]:
     """The operands of a tap of the tangents."""
-    arrays, condition = _split(primals, conditional)
-    return [*map(_instantiate, arrays, tangents[: len(arrays)]), *condition]
+    arrays, held = _split(primals, conditions)
+    return [*map(_instantiate, arrays, tangents[: len(arrays)]), *held]
 
 
-def _tap_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
-    tap_p.bind(*primals, transforms=transforms, **params)
+def _tap_jvp(
+    primals: Any, tangents: Any, *, transforms: Any, emits: bool, **params: Any
+) -> tuple[list[Any], list[Any]]:
+    if emits:
+        tap_p.bind(*primals, transforms=transforms, emits=True, **params)
     if params["derivatives"]:
-        directions = _directions(primals, tangents, params["conditional"])
-        tap_p.bind(*directions, transforms=(*transforms, _JVP), **params)
+        directions = _directions(primals, tangents, params["conditions"])
+        tap_p.bind(*directions, transforms=(*transforms, _JVP), emits=True, **params)
     return [], []
 
 
@@ -384,21 +389,21 @@ def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any)
     tangents = tangents[: len(outs)]
     if not params["derivatives"]:
         return outs, list(tangents)
-    directions = _directions(primals, tangents, params["conditional"])
+    directions = _directions(primals, tangents, params["conditions"])
     out_tangents = through_p.bind(*directions, transforms=(*transforms, _JVP), **params)
     return outs, [t if _is_float0(t) else out for t, out in zip(tangents, out_tangents, strict=True)]
 
 
 def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:
-    arrays, condition = _split(args, params["conditional"])
+    arrays, held = _split(args, params["conditions"])
     linear = [jax_compat.is_undefined_primal(arg) for arg in arrays]
     avals = [arg.aval if is_linear else arg for arg, is_linear in zip(arrays, linear, strict=True)]
-    filled = [*map(_instantiate, avals, cotangents), *condition]
+    filled = [*map(_instantiate, avals, cotangents), *held]
     params = dict(params, transforms=(*transforms, _TRANSPOSE))
     if not emits:
-        tap_p.bind(*filled, **params)
+        tap_p.bind(*filled, emits=True, **params)
     outs = through_p.bind(*filled, emits=emits, **params)
-    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)] + [None] * len(condition)
+    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)] + [None] * len(held)
 
 
 jax_compat.primitive_jvps[tap_p] = _tap_jvp

@@ -170,8 +170,12 @@ typedef struct ct_operator {
   ct_lock *lock;
   void *ceed, *op;
   void *active_in, *active_out; /* arguments of CeedOperatorApply */
+  void *idle_op;    /* the operator without what is only there to be tapped, for when nobody listens; or NULL */
+  uint8_t **wanted; /* whether somebody listens: one of these is not 0. Python's threads write them */
+  int num_wanted;
   int num_in, num_out;
-  void **vectors;   /* num_in inputs, then num_out outputs; NULL for an input that goes into a context */
+  void **vectors;   /* num_in inputs, then num_out outputs; NULL for an input that goes into a context, and for an
+                     * output of one number that says whether `op` (1) or `idle_op` (0) was applied */
   void **contexts;  /* where such an input is copied to */
   int64_t *lengths; /* of inputs and outputs */
   int poisoned;     /* libCEED left the operator locked: it must not be called again */

@@ -65,7 +65,20 @@ static void take_back(ct_operator *op, int n) {
   }
 }
 
-static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t application) {
+static int somebody_listens(const ct_operator *op) {
+  if (!op->idle_op) return 1;
+  for (int i = 0; i < op->num_wanted; i++)
+    if (__atomic_load_n(op->wanted[i], __ATOMIC_RELAXED)) return 1;
+  return 0;
+}
+
+static void write_number(char *to, int scalar_size, double value) {
+  float single = (float)value;
+  memcpy(to, scalar_size == 8 ? (const void *)&value : (const void *)&single, (size_t)scalar_size);
+}
+
+/* `listening`: decided once for all applications of a call, so that what is tapped is there for all of them or none. */
+static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int listening, int64_t application) {
   int num_vectors = op->num_in + op->num_out, rc = 0, i;
   for (i = 0; i < num_vectors && !rc; i++) {
     const XLA_FFI_Buffer *buffer = i < op->num_in ? frame->args.args[i] : frame->rets.rets[i - op->num_in];
@@ -73,6 +86,7 @@ static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t a
     size_t offset = shared ? 0 : (size_t)application * (size_t)op->lengths[i] * (size_t)op->api->scalar_size;
     char *data = (char *)buffer->data + offset;
     if (op->vectors[i]) rc = op->api->vector_set_array(op->vectors[i], MEM_HOST, USE_POINTER, data);
+    else if (i >= op->num_in) write_number(data, op->api->scalar_size, listening);
     else memcpy(op->contexts[i], data, (size_t)op->lengths[i] * (size_t)op->api->scalar_size);
   }
   if (rc) {
@@ -80,7 +94,7 @@ static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int64_t a
     take_back(op, i - 1);
     return error;
   }
-  rc = op->api->operator_apply(op->op, op->active_in, op->active_out, op->api->request_immediate);
+  rc = op->api->operator_apply(listening ? op->op : op->idle_op, op->active_in, op->active_out, op->api->request_immediate);
   XLA_FFI_Error *error = rc ? failed(frame, op, "CeedOperatorApply", rc) : NULL;
   take_back(op, num_vectors);
   return error;
@@ -128,7 +142,8 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
              op->error);
     error = ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, text);
   }
-  for (int64_t i = 0; i < num_applications && !error; i++) error = apply(frame, op, i);
+  int listening = somebody_listens(op);
+  for (int64_t i = 0; i < num_applications && !error; i++) error = apply(frame, op, listening, i);
   ct_lock_release(op->lock);
   return error;
 }

@@ -48,14 +48,18 @@ static XLA_FFI_Error *timed_out(const XLA_FFI_CallFrame *frame) {
   return ct_ffi_error(frame->api, XLA_FFI_Error_Code_DEADLINE_EXCEEDED, text);
 }
 
-/* Takes the condition, the last operand, off the frame where there is one: whether any of its values is true. */
-static int condition_holds(XLA_FFI_CallFrame *frame) {
-  const XLA_FFI_Scalar *attr = ct_ffi_attr(frame, "conditional", XLA_FFI_AttrType_SCALAR);
-  if (!attr || attr->dtype != XLA_FFI_DataType_PRED || !*(const uint8_t *)attr->value || !frame->args.size) return 1;
-  const XLA_FFI_Buffer *condition = frame->args.args[--frame->args.size];
-  size_t size = (size_t)ct_ffi_num_elements(condition);
-  const char *bytes = condition->data;
-  return size && (*bytes || memcmp(bytes, bytes + 1, size - 1)); /* all equal to a first 0: none is true */
+static int any_bit(const XLA_FFI_Buffer *buffer) {
+  size_t size = ct_frame_num_bytes(buffer);
+  const char *bytes = buffer->data;
+  return size && (*bytes || memcmp(bytes, bytes + 1, size - 1)); /* not all bytes equal to a first one that is 0 */
+}
+
+/* Takes the conditions, the last operands, off the frame: whether each of them has a value that is not 0. */
+static int conditions_hold(XLA_FFI_CallFrame *frame) {
+  const XLA_FFI_Scalar *attr = ct_ffi_attr(frame, "conditions", XLA_FFI_AttrType_SCALAR);
+  int count = attr && attr->dtype == XLA_FFI_DataType_S32 ? *(const int32_t *)attr->value : 0, hold = 1;
+  for (; count > 0 && frame->args.size > 0; count--) hold &= any_bit(frame->args.args[--frame->args.size]);
+  return hold;
 }
 
 static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
@@ -63,7 +67,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   const XLA_FFI_Array *header = ct_frame_header(frame);
   if (!header) return bad_header(frame);
   XLA_FFI_CallFrame rest = *frame; /* XLA's own stays as it is: it may be used for the next run */
-  if (!condition_holds(&rest)) return NULL;
+  if (!conditions_hold(&rest)) return NULL;
   frame = &rest;
   void *consumer;
   XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &consumer);

@@ -1,0 +1,209 @@
+"""Taps in functions of one quadrature point.
+
+Compiled QFunctions cannot emit events. So what such a function taps becomes a further output of it, data at the
+quadrature points, and the program that applies the operator taps those arrays. The derivatives of a point function tap
+tangents and cotangents by the rules of the tap primitives; theirs become outputs in the same way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ceedtap import jax_compat
+from ceedtap.consumer import Tap
+from ceedtap.outfeed import Binding
+from ceedtap.primitive import tap_p, through_p
+
+_TAPS = {tap_p, through_p}
+
+
+@dataclass(frozen=True, eq=False)
+class _PointBinding(Binding):
+    """A consumer that knows which operator it hears of."""
+
+
+_bindings: weakref.WeakKeyDictionary[Binding, dict[str, _PointBinding]] = weakref.WeakKeyDictionary()
+
+
+def _labelled(binding: Binding, operator: str) -> Binding:
+    if isinstance(binding, _PointBinding):
+        return binding
+    if any(key is not None for key in binding.keys):
+        raise TypeError(f"the operator {operator} taps random keys; a QFunction has none")
+    known = _bindings.setdefault(binding, {})
+    if operator not in known:
+        kwargs = {"where": "qfunction", "operator": operator, **binding.kwargs}
+        known[operator] = _PointBinding(binding.consumer, kwargs, binding.treedef, binding.keys, binding.with_device)
+    return known[operator]
+
+
+# -- jaxprs with taps --------------------------------------------------------------------------------------------------
+
+
+def has_taps(closed: Any) -> bool:
+    return jax_compat.contains(closed, _TAPS)
+
+
+def _rewritten(closed: Any, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Callable[..., list[Any]]:
+    """The function of a jaxpr with other parameters of its taps; None leaves a tap out."""
+
+    def tap(*operands: Any, **params: Any) -> list[Any]:
+        changed = change(params)
+        return [] if changed is None else list(tap_p.bind(*operands, **changed))
+
+    def through(*operands: Any, emits: bool, **params: Any) -> list[Any]:
+        # Data dependence ends at the QFunction: what its result needs is tapped as everything else is.
+        if emits:
+            tap(*operands, emits=True, **params)
+        changed = change({**params, "emits": False})
+        if changed is None:
+            return list(operands[: len(operands) - params["conditions"]])
+        return list(through_p.bind(*operands, **{**changed, "emits": False}))
+
+    return jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=True)
+
+
+def label(closed: Any, operator: str) -> Any:
+    """The jaxpr whose consumers are told the operator's name."""
+    function = _rewritten(closed, lambda params: {**params, "binding": _labelled(params["binding"], operator)})
+    return _traced(function, closed, operator)
+
+
+def differentiable(closed: Any) -> Callable[..., list[Any]]:
+    """The function without its own events, whose derivatives have theirs."""
+    if not has_taps(closed):
+        return jax_compat.jaxpr_function(closed)
+    return _rewritten(closed, lambda params: {**params, "emits": False})
+
+
+def silent(closed: Any) -> Callable[..., list[Any]]:
+    """The function without taps."""
+    return _rewritten(closed, lambda params: None)
+
+
+def batched(closed: Any) -> Callable[..., list[Any]]:
+    """The function whose derivatives are taken of a batch: of arrays with the lanes in the first axis."""
+
+    def mark(params: dict[str, Any]) -> dict[str, Any]:
+        dims = (("batch_dims", (0,) * len(params["binding"].keys)),)
+        return {**params, "transforms": (*params["transforms"], ("batch", dims))}
+
+    return _rewritten(closed, mark)
+
+
+def _traced(function: Callable[..., Any], closed: Any, operator: str) -> Any:
+    try:
+        return jax.make_jaxpr(function)(*closed.in_avals)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"a tap in the operator {operator} {error}. There, points differ in what they do. Return the value from "
+            "the branch or the loop and tap it outside, or tap it with when=..."
+        ) from None
+
+
+# -- what is tapped, as outputs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PointTap:
+    """A tap of a point function, as the program sees it that applies the operator.
+
+    Attributes:
+        params: of the tap primitive.
+        values: for each leaf, the number of the output that it is, and its type.
+        conditions: the numbers of the outputs that say at which points there is an event.
+    """
+
+    params: dict[str, Any]
+    values: tuple[tuple[int, np.dtype], ...]
+    conditions: tuple[int, ...]
+
+    @property
+    def optional(self) -> bool:
+        """Whether its events may not be wanted while the program runs."""
+        return isinstance(self.params["binding"].consumer, Tap)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A point function with what it taps as further outputs.
+
+    Attributes:
+        closed: its jaxpr, without taps.
+        taps: what it tapped.
+        shapes: of the further outputs.
+    """
+
+    closed: Any
+    taps: tuple[PointTap, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+def collect(closed: Any, operator: str, dtype: np.dtype) -> Collected:
+    """Makes outputs of what a point function taps.
+
+    Raises:
+        NotImplementedError: there is a tap in a branch or a loop.
+    """
+    taps: list[PointTap] = []
+    outputs: list[Any] = []
+    known: dict[int, tuple[int, Any]] = {}  # by identity; the value is kept, so that no other gets its identity
+
+    def output(value: Any) -> int:
+        if id(value) not in known:
+            known[id(value)] = len(outputs), value
+            outputs.append(_as_field(value, dtype))
+        return known[id(value)][0]
+
+    def tap(*operands: Any, emits: bool, **params: Any) -> list[Any]:
+        if not emits:
+            return []
+        count = len(operands) - params["conditions"]
+        values = tuple((output(value), np.dtype(value.dtype)) for value in operands[:count])
+        taps.append(PointTap(params, values, tuple(map(output, operands[count:]))))
+        return []
+
+    def through(*operands: Any, conditions: int, **_: Any) -> list[Any]:
+        return list(operands[: len(operands) - conditions])
+
+    evaluate = jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=False)
+    pure = _traced(lambda *values: [*evaluate(*values), *outputs], closed, operator)
+    return Collected(pure, tuple(taps), tuple(out.shape for out in outputs))
+
+
+def _as_field(value: Any, dtype: np.dtype) -> Any:
+    if jnp.issubdtype(value.dtype, jnp.complexfloating):
+        value = jnp.stack([value.real, value.imag], axis=-1)
+    return jnp.asarray(value, dtype)
+
+
+def _from_field(array: Any, dtype: np.dtype) -> Any:
+    if np.issubdtype(dtype, np.complexfloating):
+        return jax.lax.complex(array[..., 0], array[..., 1]).astype(dtype)
+    return array != 0 if dtype == np.bool_ else array.astype(dtype)
+
+
+def emit(taps: Sequence[PointTap], outputs: Sequence[Any], conditions: Sequence[Any], linear: bool) -> None:
+    """Taps the outputs of an operator.
+
+    Args:
+        taps: of its point function.
+        outputs: the arrays that they number.
+        conditions: of all of them.
+        linear: the operator is a derivative. JAX may transpose what is done with its outputs, so nothing is done that
+            is not linear: the tangents of integers, which are zero, stay in the type of the fields.
+    """
+    for tap in taps:
+        values = [
+            outputs[number] if linear and not np.issubdtype(dtype, np.inexact) else _from_field(outputs[number], dtype)
+            for number, dtype in tap.values
+        ]
+        held = [*(outputs[number] for number in tap.conditions), *conditions]
+        tap_p.bind(*values, *held, **{**tap.params, "conditions": len(held), "derivatives": False, "emits": True})
