@@ -185,7 +185,7 @@ class Application:
         """The operator with some of its outputs only; None where that is not possible."""
         return None
 
-    def emit(self, tapped: Sequence[Any]) -> None:
+    def emit(self, tapped: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Taps the last outputs."""
 
     def batched(self) -> Application:
@@ -233,7 +233,7 @@ def apply(op: Application, *inputs: Any) -> list[Any]:
     outs = apply_p.bind(*inputs, op=op)
     count = len(outs) - op.num_tapped
     if op.num_tapped:
-        op.emit(outs[count:])
+        op.emit(outs[count:], inputs)
     return list(outs[:count])
 
 

@@ -55,8 +55,8 @@ class _Pointwise(Application):
     def evaluate(self, *inputs: Any) -> list[Any]:
         return jax_compat.jaxpr_function(self.function.jaxpr)(*inputs)
 
-    def emit(self, tapped: Sequence[Any]) -> None:
-        point_taps.emit(self.function.taps, tapped, [], bool(self.function.linear))
+    def emit(self, tapped: Sequence[Any], inputs: Sequence[Any]) -> None:
+        point_taps.emit(self.function.taps, tapped, {}, linear=bool(self.function.linear))
 
     def batched(self) -> Application:
         return self._of(self.function.batched())

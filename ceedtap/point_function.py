@@ -36,12 +36,14 @@ class Slot:
         kind: of array.
         fields: one for each value at a point.
         shape: of the array in the program, batches apart.
+        as_tuple: the user's function takes the values as a tuple.
     """
 
     name: str
     kind: Kind
     fields: tuple[Field, ...]
     shape: tuple[int, ...]
+    as_tuple: bool = False
 
     @property
     def size(self) -> int:
@@ -109,6 +111,17 @@ class PointFunction:
             for i, shape in enumerate(self._collected.shapes)
         ]
         return (*self.outputs, *tapped)
+
+    def named(self, values: Sequence[Any], unravel: Callable[[Any], Any] | None) -> dict[str, Any]:
+        """The values of the inputs by name, as the user's function takes them; `unravel` makes the parameters."""
+        given, named = iter(values), {}
+        for slot in self.inputs:
+            parts = tuple(next(given) for _ in slot.fields)
+            if slot.kind == "parameters" and unravel is not None:
+                named[slot.name] = unravel(parts[0])
+            else:
+                named[slot.name] = parts if slot.as_tuple else parts[0]
+        return named
 
     # -- derivatives ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -267,9 +267,11 @@ class _PointApplication(Application):
                 out.append(functools.reduce(jnp.add, [self.domain.from_points(f, v) for f, v in parts]))
         return [*out, jnp.ones((), self.dtype)] if self.optional else out
 
-    def emit(self, tapped: Sequence[Any]) -> None:
-        conditions = [tapped[-1]] if self.optional else []
-        point_taps.emit(self.function.taps, tapped, conditions, bool(self.function.linear))
+    def emit(self, tapped: Sequence[Any], inputs: Sequence[Any]) -> None:
+        point_taps.emit(
+            self.function.taps, tapped, {slot.name: x for slot, x in zip(self.free, inputs, strict=True)},
+            conditions=[tapped[-1]] if self.optional else [], linear=bool(self.function.linear),
+        )  # fmt: skip
 
     # -- derivatives ---------------------------------------------------------------------------------------------
 
@@ -539,7 +541,7 @@ def _make(
     if not outputs:
         raise ValueError(f"the operator {name} has no outputs")
     domain = _Domain(fields)
-    in_slots = [domain.slot(n, fields[n]) for n in inputs]
+    in_slots = [replace(domain.slot(n, fields[n]), as_tuple=_is_tuple(inputs[n])) for n in inputs]
     out_slots = [domain.slot(n, fields[n]) for n in outputs]
     if any(slot.kind == "weight" for slot in out_slots):
         raise ValueError(f"a weight of {name} is an output; weights are inputs")
@@ -549,14 +551,7 @@ def _make(
         in_slots.append(Slot("params", "parameters", (Field(None, EvalMode.NONE, flat.shape),), flat.shape))
 
     def flat_function(*values: Any) -> list[Any]:
-        given, arguments = iter(values), {}
-        for slot in in_slots:
-            parts = [next(given) for _ in slot.fields]
-            if slot.kind == "parameters":
-                assert unravel is not None
-                arguments[slot.name] = unravel(parts[0])
-            else:
-                arguments[slot.name] = tuple(parts) if _is_tuple(inputs[slot.name]) else parts[0]
+        arguments = point_function.named(values, unravel)
         return _flat_outputs(name, function(**arguments), out_slots, outputs, domain.dtype)
 
     points = domain.num_elem, domain.num_points

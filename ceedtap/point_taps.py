@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
-from ceedtap.consumer import Tap
+from ceedtap.consumer import Consumer, Tap
 from ceedtap.outfeed import Binding
 from ceedtap.primitive import tap_p, through_p
 
@@ -124,11 +124,23 @@ class PointTap:
     params: dict[str, Any]
     values: tuple[tuple[int, np.dtype], ...]
     conditions: tuple[int, ...]
+    _bindings: dict[tuple[str, ...], Binding] = field(default_factory=dict)
 
     @property
     def optional(self) -> bool:
         """Whether its events may not be wanted while the program runs."""
         return isinstance(self.params["binding"].consumer, Tap)
+
+    def with_inputs(self, inputs: dict[str, Any]) -> tuple[Binding, list[Any]]:
+        """The consumer for the tapped values and the inputs of the operator, and the latter's arrays."""
+        binding = self.params["binding"]
+        leaves, _ = jax.tree.flatten(inputs)
+        names = tuple(inputs)
+        if names not in self._bindings:
+            args = jax.tree.unflatten(binding.treedef, [0] * len(binding.keys))
+            treedef = jax.tree.structure((*args, inputs))
+            self._bindings[names] = replace(binding, treedef=treedef, keys=(*binding.keys, *[None] * len(leaves)))
+        return self._bindings[names], leaves
 
 
 @dataclass(frozen=True)
@@ -190,12 +202,24 @@ def _from_field(array: Any, dtype: np.dtype) -> Any:
     return array != 0 if dtype == np.bool_ else array.astype(dtype)
 
 
-def emit(taps: Sequence[PointTap], outputs: Sequence[Any], conditions: Sequence[Any], linear: bool) -> None:
+class InputsWanted(Consumer):
+    """A consumer that, tapped in a point function, gets the inputs of the operator as well, a dict by name."""
+
+
+def emit(
+    taps: Sequence[PointTap],
+    outputs: Sequence[Any],
+    inputs: dict[str, Any],
+    *,
+    conditions: Sequence[Any] = (),
+    linear: bool = False,
+) -> None:
     """Taps the outputs of an operator.
 
     Args:
         taps: of its point function.
         outputs: the arrays that they number.
+        inputs: of the operator.
         conditions: of all of them.
         linear: the operator is a derivative. JAX may transpose what is done with its outputs, so nothing is done that
             is not linear: the tangents of integers, which are zero, stay in the type of the fields.
@@ -205,5 +229,9 @@ def emit(taps: Sequence[PointTap], outputs: Sequence[Any], conditions: Sequence[
             outputs[number] if linear and not np.issubdtype(dtype, np.inexact) else _from_field(outputs[number], dtype)
             for number, dtype in tap.values
         ]
+        params = {**tap.params, "derivatives": False, "emits": True}
+        if isinstance(params["binding"].consumer, InputsWanted):
+            params["binding"], leaves = tap.with_inputs(inputs)
+            values += leaves
         held = [*(outputs[number] for number in tap.conditions), *conditions]
-        tap_p.bind(*values, *held, **{**tap.params, "conditions": len(held), "derivatives": False, "emits": True})
+        tap_p.bind(*values, *held, **{**params, "conditions": len(held)})
