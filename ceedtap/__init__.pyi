@@ -86,5 +86,7 @@ from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
 from ceedtap.space import Space as Space
 from ceedtap.toolchain import CompileError as CompileError
+from ceedtap.watching import Offenders as Offenders
+from ceedtap.watching import watch as watch
 
 __version__: str
