@@ -71,6 +71,8 @@ from ceedtap.ceed_ffi import CeedUnsupportedError as CeedUnsupportedError
 from ceedtap.ceed_ffi import LibCEEDNotFound as LibCEEDNotFound
 from ceedtap.consumer import Consumer as Consumer
 from ceedtap.consumer import Tap as Tap
+from ceedtap.driving import Drive as Drive
+from ceedtap.driving import drive as drive
 from ceedtap.fields import quadrature as quadrature
 from ceedtap.mesh import MeshError as MeshError
 from ceedtap.normals import normal as normal

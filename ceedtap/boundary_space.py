@@ -12,6 +12,7 @@ from ceedtap.elements import LagrangeElements
 from ceedtap.lattice import IntArray
 
 if TYPE_CHECKING:
+    from ceedtap.ceed import Ceed
     from ceedtap.space import Space
 
 __all__ = ["BoundarySpace"]
@@ -63,6 +64,10 @@ class BoundarySpace(LagrangeElements):
     def same_elements(self, other: LagrangeElements) -> bool:
         """Whether the other's facets are the same."""
         return isinstance(other, BoundarySpace) and np.array_equal(self.facets, other.facets)
+
+    def on(self, ceed: Ceed) -> BoundarySpace:
+        """The same trace on another Ceed."""
+        return self.space.on(ceed).boundary(self._name)
 
     @functools.cached_property
     def geometry(self) -> BoundarySpace:

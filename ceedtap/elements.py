@@ -41,6 +41,10 @@ class LagrangeElements:
         """What the elements are, for messages."""
         raise NotImplementedError
 
+    def on(self, ceed: Ceed) -> LagrangeElements:
+        """The same on another Ceed."""
+        raise NotImplementedError
+
     def same_elements(self, other: LagrangeElements) -> bool:
         """Whether the elements of another space on this mesh are the same, in the same order."""
         raise NotImplementedError

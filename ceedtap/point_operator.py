@@ -22,6 +22,7 @@ from ceedtap.ceed import (
     USE_POINTER,
     VECTOR_ACTIVE,
     VECTOR_NONE,
+    Ceed,
     EvalMode,
     QFunction,
     QFunctionContext,
@@ -469,6 +470,46 @@ class PointOperator:
         """The same as a call, in plain JAX, without libCEED: to compare with."""
         outs = self._application.silent().evaluate(*self._ordered(arrays, named, params))
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    @property
+    def name(self) -> str:
+        """Name of the operator."""
+        return str(self._application.name)
+
+    @property
+    def ceed(self) -> Ceed:
+        """The Ceed that the operator is on."""
+        ceed: Ceed = self._application.domain.ceed
+        return ceed
+
+    def on(self, ceed: Ceed) -> PointOperator:
+        """The same operator on another Ceed: another backend, or one that works beside the first.
+
+        >>> import ceedtap as ct, jax, jax.numpy as jnp
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> V = ct.Space(ct.Ceed("/cpu/self/ref/serial"), ct.mesh.box(2, 2), degree=1)
+        >>> mass = ct.operator(inputs=dict(u=V.value, w=V.weight), outputs=dict(v=V.value))(lambda u, w: u * w)
+        >>> print(mass.on(ct.Ceed("/cpu/self/opt/blocked"))(jnp.ones(9)).sum().round(12))
+        16.0
+        """
+        application = self._application
+
+        def move(slot: Slot) -> Slot:
+            fields = (f if f.space is None else replace(f, space=f.space.on(ceed)) for f in slot.fields)
+            return replace(slot, fields=tuple(fields))
+
+        old = application.function
+        inputs, outputs = tuple(map(move, old.inputs)), tuple(map(move, old.outputs))
+        if ceed.library.scalar_dtype != old.dtype:
+            raise TypeError(
+                f"{old.name} computes in {old.dtype}, {ceed!r} in {ceed.library.scalar_dtype}; define it for that Ceed"
+            )
+        function = replace(
+            old, inputs=inputs, outputs=outputs, function=jax_compat.jaxpr_function(old.traced), _cache={}
+        )
+        domain = _Domain({slot.name: slot.fields for slot in (*inputs, *outputs)})
+        moved = _PointApplication(function, domain, application.bound)
+        return PointOperator(moved, self._unravel, self._template)
 
     @property
     def source(self) -> str:

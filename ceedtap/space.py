@@ -76,6 +76,7 @@ class Space(LagrangeElements):
         self.qmode = qmode
         # Weak: a trace knows its space, and nothing of libCEED should wait for the garbage collector.
         self._traces: weakref.WeakValueDictionary[_Names, BoundarySpace] = weakref.WeakValueDictionary()
+        self._moved: weakref.WeakValueDictionary[Ceed, Space] = weakref.WeakValueDictionary()
         if self.degree == mesh.order:
             self.num_nodes, self.element_nodes = mesh.num_points, mesh.cells
         else:
@@ -107,6 +108,14 @@ class Space(LagrangeElements):
     def same_elements(self, other: LagrangeElements) -> bool:
         """Whether the other's elements are the cells as well."""
         return isinstance(other, Space)
+
+    def on(self, ceed: Ceed) -> Space:
+        """The same space on another Ceed; the same object as long as it lives, since fields of one array share it."""
+        moved = self if ceed is self.ceed else self._moved.get(ceed)
+        if moved is None:
+            moved = Space(ceed, self.mesh, self.degree, self.quadrature, self.components, self.qmode)
+            self._moved[ceed] = moved
+        return moved
 
     @functools.cached_property
     def geometry(self) -> Space:
