@@ -70,8 +70,8 @@ def drive(
     """A consumer for :func:`ceedtap.id_tap` that applies an operator to the tapped values, beside the program.
 
     The program goes on while the operator is applied on the receiver thread; if that is slower than the events come,
-    the `policy` decides. Results come in the order of the events. Events of derivatives are left out; a batch is one event
-    with a batch of results.
+    the `policy` decides. Results come in the order of the events. Events of derivatives are left out; a batch is one
+    event with a batch of results.
 
     Args:
         op: an operator made by :func:`ceedtap.operator`, which is moved to a Ceed of its own, so that it does not wait
