@@ -76,6 +76,7 @@ from ceedtap.driving import drive as drive
 from ceedtap.fields import quadrature as quadrature
 from ceedtap.mesh import MeshError as MeshError
 from ceedtap.normals import normal as normal
+from ceedtap.operator_sum import OperatorSum as OperatorSum
 from ceedtap.operators import EmbeddedOperator as EmbeddedOperator
 from ceedtap.operators import embed as embed
 from ceedtap.outfeed import CallbackException as CallbackException

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import secrets
 import warnings
 import weakref
@@ -212,7 +211,7 @@ class Application:
         kept = (
             ffi.new("void *[]", vectors or 1),
             ffi.new("void *[]", contexts or 1),
-            ffi.new("int64_t[]", [math.prod(shape) for shape in (*self.in_shapes, *self.out_shapes)] or 1),
+            ffi.new("int64_t[]", [1 if end is None else len(end) for end in ends] or 1),
             ffi.new("uint8_t *[]", [switch.flag for switch in connection.wanted] or 1),
         )
         entry.vectors, entry.contexts, entry.lengths, entry.wanted = kept

@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,9 @@ from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.fields import Field
 from ceedtap.linearize import Linearization
 from ceedtap.point_function import PointFunction, Slot
+
+if TYPE_CHECKING:
+    from ceedtap.operator_sum import OperatorSum
 
 Fields = Field | Sequence[Field]
 
@@ -189,7 +192,7 @@ class _PointApplication(Application):
         qf.set_context_writable(False)
         return qf
 
-    def _ends(self) -> _Ends:
+    def new_ends(self) -> _Ends:
         """New vectors for all inputs and outputs, and memory for the parameters."""
         function, ceed = self.function, self.domain.ceed
         parameters = [slot for slot in function.inputs if slot.kind == "parameters"]
@@ -218,7 +221,7 @@ class _PointApplication(Application):
                 f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
                 "inputs and outputs together, each part of a tuple and each tapped array counted"
             )
-        ends = ends or self._ends()
+        ends = ends or self.new_ends()
         op = self.domain.ceed.Operator(self.qfunction(ends.memory))
         op.name = function.name
         for slot in function.inputs:
@@ -293,7 +296,7 @@ class _PointApplication(Application):
         count = len(self.function.outputs)
         for number in range(count):
             has = tuple(i == number for i in range(count))
-            one = self._apply(self.function.select(has))
+            one = self.with_function(self.function.select(has))
             for group in one._groups(mask):
                 derivative, takes = one.jvp(group)
                 moved = iter(takes[len(mask) :])
@@ -326,15 +329,15 @@ class _PointApplication(Application):
     def select(self, mask: Mask) -> _PointApplication | None:
         count = len(self.function.outputs)
         if all(mask[count:]):
-            return self._apply(self.function.select(mask[:count]))
-        return None if any(mask[count:]) else self.silent()._apply(self.function.silent().select(mask[:count]))
+            return self.with_function(self.function.select(mask[:count]))
+        return None if any(mask[count:]) else self.silent().with_function(self.function.silent().select(mask[:count]))
 
     def silent(self) -> _PointApplication:
         """The operator without taps."""
-        return self._apply(self.function.silent())
+        return self.with_function(self.function.silent())
 
     def batched(self) -> _PointApplication:
-        return self._apply(self.function.batched())
+        return self.with_function(self.function.batched())
 
     def _pruned(self, function: PointFunction) -> tuple[_PointApplication, Mask]:
         pruned = function.pruned()
@@ -342,13 +345,22 @@ class _PointApplication(Application):
         takes = tuple(
             slot.name in kept for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound
         )
-        return self._apply(pruned), takes
+        return self.with_function(pruned), takes
 
-    def _apply(self, function: PointFunction) -> _PointApplication:
-        if function not in self._derived:
-            self._derived[function] = _PointApplication(function, self.domain, self.bound)
-        application: _PointApplication = self._derived[function]
+    def with_function(self, function: PointFunction) -> _PointApplication:
+        """The application of another function, on the same elements and with the same bound values."""
+        if function is self.function:
+            return self
+        application: _PointApplication = self.derived(
+            function, lambda: _PointApplication(function, self.domain, self.bound)
+        )
         return application
+
+    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What is made from this application once: programs that are traced again find the same."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
 
 # -- public functions --------------------------------------------------------------------------------------------------
@@ -361,6 +373,8 @@ class PointOperator:
         inputs: names of the fields that a call takes, in this order; parameters come last, by the keyword `params`.
         outputs: names of the results.
     """
+
+    _application: Any  # a _PointApplication; that of a sum has the same interface
 
     def __init__(self, application: _PointApplication, unravel: Callable[[Any], Any] | None, template: Any) -> None:
         self._application = application
@@ -417,6 +431,7 @@ class PointOperator:
     def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any], params: Any) -> list[Any]:
         """The arguments, checked, as the primitive takes them."""
         values = self._arguments(arrays, named)
+        self._check_parameters(params)
         ordered = []
         for slot in self._application.free:
             if slot.kind == "parameters":
@@ -435,6 +450,16 @@ class PointOperator:
         except TypeError as error:
             raise TypeError(f"{self._application.name}({', '.join(self.inputs)}): {error}") from None
 
+    @property
+    def _takes_parameters(self) -> bool:
+        return any(slot.kind == "parameters" for slot in self._application.free)
+
+    def _check_parameters(self, params: Any) -> None:
+        """That there are some where some are given."""
+        if params is not None and not self._takes_parameters:
+            bound = " but those that are bound" if self._template is not None else ""
+            raise TypeError(f"{self._application.name} has no parameters{bound}, got {params!r}")
+
     def _parameters(self, params: Any) -> Any:
         given: Any = jax.tree.structure(params)
         expected: Any = jax.tree.structure(self._template)
@@ -446,25 +471,36 @@ class PointOperator:
                 raise ValueError(f"a parameter of {self._application.name} has the shape {expected}, got {got}")
         return ravel_pytree(jax.tree.map(lambda leaf: jnp.asarray(leaf, self._application.dtype), params))[0]
 
-    def bind(self, **fields: Any) -> PointOperator:
+    def bind(self, *, params: Any = None, **fields: Any) -> PointOperator:
         """The operator with some fields fixed. Constants stay in libCEED, which then need not look at them again.
+
+        Args:
+            params: the parameters, to fix them as well.
+            fields: by name.
 
         Raises:
             TypeError: no such field, or values that are only known when a program runs.
             ValueError: another shape.
         """
-        bound = dict(self._application.bound)
+        application = self._application
+        bound = dict(application.bound)
         for name, value in fields.items():
-            slots = [slot for slot in self._application.free if slot.name == name and slot.kind != "parameters"]
+            slots = [slot for slot in application.free if slot.name == name and slot.kind != "parameters"]
             if not slots:
-                raise TypeError(f"{self._application.name} has no field {name}; it has {', '.join(self.inputs)}")
-            label = f"the field {name} of {self._application.name}"
-            if isinstance(value, jax.core.Tracer):
-                raise TypeError(f"{label} can be bound to known values only; pass what a program computes to the call")
+                raise TypeError(f"{application.name} has no field {name}; it has {', '.join(self.inputs)}")
+            label = f"the field {name} of {application.name}"
+            _check_known(label, value)
             with jax_compat.concrete():
-                bound[name] = np.array(check_array(label, value, slots[0].shape, self._application.dtype))
-        application = _PointApplication(self._application.function, self._application.domain, bound)
-        return PointOperator(application, self._unravel, self._template)
+                bound[name] = np.array(check_array(label, value, slots[0].shape, application.dtype))
+        if params is not None:
+            self._check_parameters(params)
+            for leaf in jax.tree.leaves(params):
+                _check_known(f"the parameters of {application.name}", leaf)
+            with jax_compat.concrete():
+                bound["params"] = np.array(self._parameters(params))
+        return PointOperator(
+            _PointApplication(application.function, application.domain, bound), self._unravel, self._template
+        )
 
     def reference(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
         """The same as a call, in plain JAX, without libCEED: to compare with."""
@@ -515,6 +551,48 @@ class PointOperator:
     def source(self) -> str:
         """The C source of the QFunction."""
         return self._application.function.source[0]
+
+    def __add__(self, other: Any) -> OperatorSum:
+        """The sum of two operators, such as one on the cells and one on the boundary: an operator again.
+
+        Its inputs are those of both, by name; the outputs are the same ones. Parameters are a dict by the names of the
+        operators. It is one composite operator of libCEED; derivatives, `linearize`, `bind` and `reference` are as of
+        all operators.
+
+        Raises:
+            ValueError: the operators do not fit together.
+
+        The mass matrix of a square and of its boundary, summed up:
+
+        >>> import ceedtap as ct, jax, jax.numpy as jnp
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(2, 2), degree=1)
+        >>> S, X = V.boundary(), V.geometry
+        >>> @ct.operator(inputs=dict(u=V.value, x=X.grad, w=X.weight), outputs=dict(v=V.value))
+        ... def cells(u, x, w):
+        ...     return w * jnp.linalg.det(x) * u
+        >>> @ct.operator(inputs=dict(u=S.value, x=S.geometry.grad, w=S.weight), outputs=dict(v=S.value))
+        ... def facets(u, x, w):
+        ...     return w * jnp.linalg.norm(ct.normal(x)) * u
+        >>> total = cells + facets
+        >>> total
+        <OperatorSum cells + facets: (u, x) -> v>
+        >>> print(round(float(total(jnp.ones(V.shape), V.mesh.points).sum()), 12))
+        5.0
+        """
+        from ceedtap.operator_sum import OperatorSum
+
+        if not isinstance(other, PointOperator):
+            return NotImplemented
+        return OperatorSum([*self._parts(), *other._parts()])
+
+    def __radd__(self, other: Any) -> PointOperator:
+        """``0 + op`` is `op`, for Python's `sum`."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+    def _parts(self) -> tuple[PointOperator, ...]:
+        """What it adds to a sum."""
+        return (self,)
 
     def __repr__(self) -> str:
         return f"<PointOperator {self._application.name}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
@@ -599,6 +677,11 @@ def _make(
     point_function = PointFunction(name, tuple(in_slots), tuple(out_slots), flat_function, domain.dtype, points=points)
     point_function.jaxpr  # noqa: B018  traced here, where the user's line is in the traceback
     return PointOperator(_PointApplication(point_function, domain, {}), unravel, params)
+
+
+def _check_known(label: str, value: Any) -> None:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{label} can be bound to known values only; pass what a program computes to the call")
 
 
 def _is_tuple(fields: Fields) -> bool:

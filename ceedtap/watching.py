@@ -15,6 +15,7 @@ import numpy as np
 from ceedtap import jax_compat
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.fields import Field
+from ceedtap.operator_sum import OperatorSum
 from ceedtap.point_operator import PointOperator
 from ceedtap.point_taps import InputsWanted
 from ceedtap.primitive import id_tap
@@ -106,7 +107,7 @@ def watch(
     ...     _ = jax.jit(watched)(jnp.array([1.0, 1.0, -8.0, 1.0, 1.0, -8.0]))
     root: element 1 point 0 at (0.75, 0.5): not finite: u = -3.5
     """
-    if not isinstance(op, PointOperator):
+    if not isinstance(op, PointOperator) or isinstance(op, OperatorSum):
         raise TypeError(
             f"watch takes an operator made by ceedtap.operator, got {type(op).__name__}; of a sum, watch the terms"
         )
@@ -135,7 +136,7 @@ def watch(
 
     new = replace(function, function=watched, _cache={})
     new.jaxpr  # noqa: B018  traced here, where errors belong
-    return PointOperator(application._apply(new), unravel, op._template)
+    return PointOperator(application.with_function(new), unravel, op._template)
 
 
 def _taking(name: str, function: Callable[..., Any] | None, inputs: Sequence[str]) -> Callable[[Mapping], Any] | None:
