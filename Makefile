@@ -27,6 +27,7 @@ fuzz: $(VENV)/ready-test
 	$(BIN)/python tests/fuzz/fuzz_protocol.py --inputs $(or $(INPUTS),1000000)
 	$(BIN)/python tests/fuzz/fuzz_ceed.py
 	$(BIN)/python tests/fuzz/fuzz_codegen.py
+	$(BIN)/python tests/fuzz/fuzz_recording.py
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff format --check .

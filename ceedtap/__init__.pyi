@@ -87,6 +87,11 @@ from ceedtap.point_operator import PointOperator as PointOperator
 from ceedtap.point_operator import operator as operator
 from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
+from ceedtap.recording import Recording as Recording
+from ceedtap.recording import open as open
+from ceedtap.recording_format import RecordingError as RecordingError
+from ceedtap.recording_replay import replay as replay
+from ceedtap.recording_writer import record as record
 from ceedtap.space import Space as Space
 from ceedtap.toolchain import CompileError as CompileError
 from ceedtap.watching import Offenders as Offenders

@@ -485,7 +485,7 @@ def _shut_down() -> None:
     if _workers.started:
         lib.ct_call_close(round(1000 * outfeed.EXIT_PATIENCE_SEC))
         with contextlib.suppress(KeyboardInterrupt):
-            outfeed._wait_for_programs()
+            outfeed.wait_for_programs()
     outfeed.OUTFEED.shut_down()  # between the two: consumers may call
     if _workers.started:
         lib.ct_call_close(0)

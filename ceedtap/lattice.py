@@ -85,6 +85,22 @@ def lexicographic(n: int, dim: int) -> IntArray:
     return frozen(np.ascontiguousarray(grid, dtype=np.int64))
 
 
+def linear_cells(cells: IntArray, degree: int, dim: int) -> IntArray:
+    """Cells with ``(degree + 1)**dim`` nodes each, split at their nodes into first-order cells.
+
+    Returns:
+        (num_cells * degree**dim, 2**dim) node numbers in the corner order of VTK and meshio.
+
+    >>> linear_cells(np.arange(6)[None, [0, 1, 2, 3, 4, 5, 0, 1, 2]], 2, 2)[0].tolist()
+    [0, 1, 4, 3]
+    """
+    order = [0, 1, 3, 2] if dim == 2 else [0, 1, 3, 2, 4, 5, 7, 6]
+    strides = (degree + 1) ** np.arange(dim)
+    corner = lexicographic(2, dim)[order] @ strides
+    first = lexicographic(degree, dim) @ strides
+    return np.asarray(cells[:, first[:, None] + corner[None, :]].reshape(-1, 2**dim))
+
+
 @functools.cache
 def entities(dim: int, free: int) -> tuple[tuple[int, ...], ...]:
     """The codes of all entities with ``free`` free directions (0 corners, 1 edges, 2 faces, ...)."""

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -83,13 +83,30 @@ class Binding:
         if transforms:
             kwargs = {**kwargs, "transforms": transforms}
         if self.with_device:
-            kwargs = {**kwargs, "device": _devices().get(device)}
+            kwargs = {**kwargs, "device": local_devices().get(device)}
         self.consumer.func(*args, **kwargs)
 
 
 @functools.cache
-def _devices() -> dict[int, jax.Device]:
+def local_devices() -> dict[int, jax.Device]:
+    """The devices of this process by their local number."""
     return {device.id: device for device in jax.local_devices()}
+
+
+class Tee(Protocol):
+    """Gets the bytes of frames on their way to consumers: recordings and publications are such.
+
+    A tap whose events it wants sends them even where no consumer listens.
+    """
+
+    #: Events that nobody else wants may be dropped when the queue is full, whatever the consumer's policy.
+    lossy: bool
+
+    def wants(self, route: Route) -> bool:
+        """Asked once for each route."""
+
+    def take(self, route: Route, frame: Any) -> None:
+        """Gets the buffer of a frame, on the receiver thread; it must not be changed, nor used later."""
 
 
 class Route:
@@ -103,18 +120,25 @@ class Route:
         self.decode = protocol.array_decoder(header)
         self.native = ffi.NULL  # ct_consumer, while the registry has it
         self.handle = ffi.new_handle(self)
+        self.tees: tuple[Tee, ...] = ()
 
-    def connect(self, native: Any) -> None:
-        consumer = self.binding.consumer
-        name = self.binding.name.encode()[:120]
-        lib.ct_consumer_configure(native, self.handle, name, _POLICIES[consumer.policy], consumer.every)
+    def connect(self, native: Any, tees: Sequence[Tee]) -> None:
         self.native = native
-        consumer.routes.add(self)
-        self.enable(consumer.enabled)
+        self.binding.consumer.routes.add(self)
+        self.choose(tees)
+
+    def choose(self, tees: Sequence[Tee]) -> None:
+        self.tees = tuple(tee for tee in tees if tee.wants(self))
+        self.enable(self.binding.consumer.enabled)
 
     def enable(self, enabled: bool) -> None:
         if self.native:
-            lib.ct_consumer_enable(self.native, enabled)
+            consumer = self.binding.consumer
+            kept = enabled or not all(tee.lossy for tee in self.tees)
+            policy = _POLICIES[consumer.policy if kept else "drop_newest"]
+            name = self.binding.name.encode()[:120]
+            lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
+            lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
 
 
 class RouteReference:
@@ -128,7 +152,7 @@ class RouteReference:
 
 
 @dataclass
-class _Errors:
+class Errors:
     """Exceptions of consumers since somebody last asked."""
 
     kept: list[Exception] = field(default_factory=list)
@@ -154,9 +178,10 @@ class Outfeed:
     def __init__(self) -> None:
         self._routes: dict[int, Route] = {}
         self._retired: list[Route] = []
+        self._tees: tuple[Tee, ...] = ()
         self._lock = threading.RLock()  # of the routes and the start of the thread
         self._progress = threading.Condition()  # of the errors; notified when frames have been consumed
-        self._errors = _Errors()
+        self._errors = Errors()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -183,7 +208,7 @@ class Outfeed:
                 raise MemoryError("ceedtap: no memory for a route")
             if route is None:
                 route = self._routes[route_id] = Route(binding, transforms, protocol.Header(route_id, tuple(specs)))
-                route.connect(native)
+                route.connect(native, self._tees)
         self._start()
         return RouteReference(route)
 
@@ -200,6 +225,20 @@ class Outfeed:
             raise TimeoutError(f"a tap waited for room in the outfeed until the time-out; {self.backlog()}")
         if outcome == lib.CT_NO_MEMORY:
             raise MemoryError("ceedtap: no memory for the frame of a tap")
+
+    def attach(self, tee: Tee) -> None:
+        """Lets a tee have what it wants of the routes that there are, and of those to come."""
+        with self._lock:
+            self._choose((*self._tees, tee))
+
+    def detach(self, tee: Tee) -> None:
+        with self._lock:
+            self._choose(tuple(other for other in self._tees if other is not tee))
+
+    def _choose(self, tees: tuple[Tee, ...]) -> None:
+        self._tees = tees
+        for route in self._routes.values():
+            route.choose(tees)
 
     def _reap(self) -> None:
         """Lets go of routes that nothing refers to any more, once their last event has been consumed."""
@@ -256,6 +295,11 @@ class Outfeed:
         try:
             if route is None:
                 raise LookupError(f"an event came for consumer {frame.consumer.id:#018x}, which nobody has asked for")
+            for tee in route.tees:
+                try:
+                    tee.take(route, data)
+                except Exception as error:
+                    self.keep(error)
             if route.binding.consumer.enabled:
                 route.binding.deliver(route.decode(data), route.transforms, frame.device)
         except BaseException as error:  # nothing that a consumer does may end the stream
@@ -276,8 +320,19 @@ class Outfeed:
                 continue
             if consumer is not None and consumer.on_error == "disable":
                 consumer.enable(False)
-            with self._progress:
-                self._errors.add(exception)
+            self.keep(exception)
+
+    def keep(self, error: Exception) -> None:
+        """Keeps an exception until somebody asks for those of consumers."""
+        with self._progress:
+            self._errors.add(error)
+
+    def forget(self, error: Exception) -> None:
+        """Lets go of an exception that is raised elsewhere."""
+        with self._progress:
+            if error in self._errors.kept:
+                self._errors.kept.remove(error)
+                self._errors.count -= 1
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
@@ -312,7 +367,7 @@ class Outfeed:
             return True
 
     def barrier_wait(self, timeout: float | None) -> None:
-        _wait_for_programs()
+        wait_for_programs()
         if not self.drain(timeout):
             raise TimeoutError(f"{self.backlog()} after {timeout} s")
         with self._progress:
@@ -351,8 +406,9 @@ class Outfeed:
         lib.ct_queue_after_fork(True)
         self._lock = threading.RLock()
         self._progress = threading.Condition()
-        self._errors = _Errors()
+        self._errors = Errors()
         self._thread = None
+        self._choose(())  # files and sockets belong to the parent
         # The parent's receiver may have been about to free some of these.
         self._retired = [route for route in self._retired if route.native]
 
@@ -361,7 +417,7 @@ class Outfeed:
         thread = self._thread
         if thread is None or threading.current_thread() is thread:
             return
-        _wait_for_programs()
+        wait_for_programs()
         try:
             drained = self.drain(patience=EXIT_PATIENCE_SEC)
         except KeyboardInterrupt:
@@ -394,7 +450,7 @@ def _settled() -> int:
     return stats["consumed"] + stats["dropped"]
 
 
-def _wait_for_programs() -> None:
+def wait_for_programs() -> None:
     """Waits for the programs with taps that this thread has dispatched."""
     # What a program failed with is raised where its result is used. Raising it here, again and again, would hide the
     # events that did arrive.

@@ -161,7 +161,8 @@ def _as_condition(when: Any) -> Any:
 _print_lock = threading.Lock()
 
 
-def _print(*args: Any, what: Any, threshold: int | None, output_stream: TextIO | None, **kwargs: Any) -> None:
+def print_values(*args: Any, what: Any, threshold: int | None, output_stream: TextIO | None, **kwargs: Any) -> None:
+    """Prints pytrees of arrays with labels."""
     labels = {"what": what, **kwargs}
     lines = [" ".join(f"{name}: {value}" for name, value in labels.items() if value is not None)]
     for arg in args:
@@ -220,7 +221,7 @@ def id_print(
     what: x + 1
     [1 2 3]
     """
-    return id_tap(_print, x, result=x if result is _MISSING else result, what=what, threshold=threshold,
+    return id_tap(print_values, x, result=x if result is _MISSING else result, what=what, threshold=threshold,
                   output_stream=output_stream, **kwargs)  # fmt: skip
 
 

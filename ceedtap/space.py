@@ -211,9 +211,4 @@ class Space(LagrangeElements):
         Returns:
             (num_cells * degree**dim, 2**dim) node numbers in the corner order of VTK and meshio.
         """
-        dim, n = self.mesh.dim, self.degree + 1
-        order = [0, 1, 3, 2] if dim == 2 else [0, 1, 3, 2, 4, 5, 7, 6]
-        strides = n ** np.arange(dim)
-        corner = lattice.lexicographic(2, dim)[order] @ strides
-        first = lattice.lexicographic(self.degree, dim) @ strides
-        return np.asarray(self.element_nodes[:, first[:, None] + corner[None, :]].reshape(-1, 2**dim))
+        return lattice.linear_cells(self.element_nodes, self.degree, self.mesh.dim)

@@ -7,7 +7,7 @@ from pathlib import Path
 import cffi
 
 HERE = Path("ceedtap/native")  # builds run in the project's root, and setuptools wants relative source paths
-SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "call.c", "operator.c", "pointwise.c"]
+SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "call.c", "operator.c", "pointwise.c", "crc.c"]
 
 
 def xla_headers() -> str:

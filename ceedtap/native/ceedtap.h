@@ -6,6 +6,7 @@
  *   tap.c       the XLA FFI handler of a tap
  *   call.c      calls of host functions that return values to the program, and their XLA FFI handler
  *   operator.c  the XLA FFI handler of an embedded libCEED operator
+ *   crc.c       checksums of large frames
  *   pointwise.c the XLA FFI handler of a compiled point function over plain arrays
  *
  * Everything between CDEF BEGIN and CDEF END is also what build.py declares to cffi. */
@@ -134,6 +135,11 @@ int ct_call_fail(ct_call *call, const char *message); /* the program fails with 
 int ct_call_set_on_pool(int value); /* the same of calls in programs that this thread starts; returns what it was */
 void ct_call_close(int64_t patience_ms); /* the process ends: no call lasts longer than this from now on */
 uint64_t ct_call_lost(char *name, size_t size); /* calls that had no answer then, and the function of one of them */
+
+/* -- crc.c: checksums --------------------------------------------------------------------------------------------- */
+/* 16 bytes whose CRC-32 from the register 0 is that of the data, of which `crc` came before; the size is a multiple of
+ * 64 and not 0. 0: this processor cannot. */
+int ct_crc32_fold(uint32_t crc, const void *data, size_t size, void *rest);
 
 /* -- tap.c, operator.c: XLA FFI handlers, as addresses for jax.ffi ---------------------------------------------- */
 void *ct_tap_instantiate_address(void);
