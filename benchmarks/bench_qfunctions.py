@@ -6,6 +6,7 @@ Run: python benchmarks/bench_qfunctions.py
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import sys
 import time
@@ -343,6 +344,64 @@ def programs(cube: Cube) -> bool:
     return ok
 
 
+def network(x: jax.Array) -> jax.Array:
+    """A constitutive law that has been learned: three numbers in, six out, two layers of 64 between."""
+    sizes, rng = (3, 64, 64, 6), np.random.default_rng(0)
+    for inputs, outputs in itertools.pairwise(sizes):
+        weight = jnp.asarray(rng.standard_normal((outputs, inputs)) / np.sqrt(inputs))
+        x = weight @ (x if inputs == 3 else jnp.tanh(x)) + jnp.asarray(rng.standard_normal(outputs) / 10)
+    return x
+
+
+def on_arrays(cube: Cube) -> bool:
+    """`pointwise` against `jit(vmap(f))`, and the network as an operator against plain JAX."""
+    rng, ok = np.random.default_rng(0), True
+    F = jnp.asarray(np.eye(3) + 0.1 * rng.standard_normal((100000, 3, 3)))
+    x, y = (jnp.asarray(rng.standard_normal((20000, n))) for n in (3, 6))
+
+    def vjp(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.vjp(network, x)[1](y)[0]
+
+    def tangent(F: jax.Array, dF: jax.Array) -> jax.Array:
+        return jax.jvp(jax.grad(energy), (F,), (dF,))[1]
+
+    for title, function, arguments, bar in (
+        ("neo-Hookean stress", jax.grad(energy), (F,), 5.0),
+        ("neo-Hookean tangent", tangent, (F, jnp.cos(F)), None),
+        ("network 3x64x64x6", network, (x,), 1.0),
+        ("vjp of the network", vjp, (x, y), 1.0),
+    ):
+        ok &= against_jax(title, ct.pointwise(function), jax.vmap(function), arguments, "jit(vmap)", bar)
+
+    V = cube.space
+    op = ct.operator(inputs={"u": V.grad, "w": V.weight}, outputs={"v": V.grad}, name="learned")(
+        lambda u, w: w * u @ jnp.diag(network(u[:, 0])[:3])
+    )
+    gradient = [jax.grad(lambda u, f=f: jnp.sum(f(u) ** 2)) for f in (op, op.reference)]
+    ok &= against_jax("operator with the network", op, op.reference, (cube.u,), "plain JAX", 1.0)
+    return ok & against_jax("gradient of that operator", *gradient, (cube.u,), "plain JAX", 1.0)
+
+
+def against_jax(
+    title: str,
+    ours: Callable[..., Any],
+    theirs: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    other: str,
+    bar: float | None,
+) -> bool:
+    f, g = jax.jit(ours), jax.jit(theirs)
+    a, b = f(*arguments), g(*arguments)
+    assert np.allclose(a, b, rtol=1e-9, atol=1e-11 * float(jnp.abs(b).max())), title
+    slow, fast, ratio = compare(
+        lambda: seconds(lambda: g(*arguments).block_until_ready()),
+        lambda: seconds(lambda: f(*arguments).block_until_ready()),
+        9,
+    )
+    print(f"{title}: {1e3 * fast:.2f} ms, {other} {1e3 * slow:.2f} ms")
+    return report(f"{title}: {other} / ceedtap", ratio, "", bar, at_least=True)
+
+
 def builds() -> bool:
     """Times of builds: nothing in the cache, and everything."""
     ceed = ct.Ceed("/cpu/self")
@@ -376,6 +435,7 @@ def main() -> int:
     cube = Cube(30, 1, 3, resource)
     ok &= hand_written(cube)
     ok &= programs(cube)
+    ok &= on_arrays(cube)
     return 0 if ok else 1
 
 

@@ -39,6 +39,14 @@ class TranslationError(TypeError):
     located = False  # whether the message does so already
 
 
+class WantsLanes(Exception):
+    """Something is better written for several points at once."""
+
+
+class NoLanes(Exception):
+    """Something has to be written for one point at a time."""
+
+
 # Why primitives have no translation, for messages. A primitive that is neither here nor has a rule is unknown.
 REFUSED: dict[str, str] = {}
 
@@ -60,6 +68,7 @@ _C_TYPES = {
 }
 
 
+@functools.cache
 def c_type(dtype: np.dtype) -> str:
     """The C type of an element; libCEED's compilers on GPUs know no <stdint.h>."""
     try:
@@ -149,6 +158,8 @@ class Line:
     uses: tuple[str, ...]
     comment: str = ""
     quotient: tuple[str, str] | None = None  # what it divides by what, if that is all it does
+    array: int = 0  # the size of the array that it declares
+    raw: bool = False  # it is about all lanes of the points already, see codegen_lanes
 
 
 @dataclass(eq=False)
@@ -161,6 +172,8 @@ class Nest:
     uses: tuple[str, ...]  # besides what the lines use
     comment: str = ""
 
+
+Lines = list[Line | Nest]
 
 # Without `static`, a compiler copies the table for every point; with it, not every GPU's compiler takes it.
 _TABLE = """\
@@ -185,11 +198,20 @@ class Builder:
         scalar: the floating-point type of the fields, float64 or float32.
         prefix: of the names of variables.
         precise: every quotient is a division, and elementary functions are those of <math.h>.
+        lanes: the lines will be made lines for several points; what cannot be so raises :class:`NoLanes`. None: they
+            will not, and what had better be so raises :class:`WantsLanes`.
+
+    Attributes:
+        varying: names of the variables and arrays that depend on the point, with `lanes`.
     """
 
-    def __init__(self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False) -> None:
+    def __init__(
+        self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False, lanes: bool | None = False
+    ) -> None:
         self.scalar = np.dtype(scalar)
         self.precise = precise
+        self.lanes = lanes
+        self.varying: set[str] = set()
         self.helpers: dict[str, str] = {}  # C functions that the lines call, by name
         self.math: set[str] = set()  # functions of <math.h> that the lines call
         self.comment = ""
@@ -211,6 +233,12 @@ class Builder:
     def _append(self, statement: Line | Nest) -> None:
         statement.comment = self.comment
         self._scopes[-1].lines.append(statement)
+        if isinstance(statement, Line) and not self.varying.isdisjoint(statement.uses):
+            self.varying.update(statement.sets)
+
+    def raw(self, text: str, sets: Sequence[str], uses: Sequence[str]) -> None:
+        """A line for all lanes at once."""
+        self._append(Line(text, tuple(sets), tuple(uses), raw=True))
 
     def value(self, text: str, dtype: Any, uses: Iterable[Scalar], quotient: tuple[str, str] | None = None) -> Scalar:
         """The value of a C expression; the same variable for the same expression."""
@@ -227,6 +255,8 @@ class Builder:
 
     def variable(self, initial: Scalar | None, dtype: Any) -> Scalar:
         """A variable that can be set again, with :meth:`set`."""
+        if self.lanes:  # such as the state of a loop whose end depends on the point
+            raise NoLanes
         name = self.name()
         ctype = c_type(np.dtype(dtype))
         start = f" = {initial.text}" if initial is not None else ""
@@ -258,16 +288,16 @@ class Builder:
     def array(self, elements: Sequence[Scalar], dtype: Any) -> str:
         """A new local array with these elements, which can be written to."""
         dtype = np.dtype(dtype)
-        name = self.name()
-        self._append(Line(f"{c_type(dtype)} {name}[{max(len(elements), 1)}];", (name,), ()))
+        name, size = self.name(), max(len(elements), 1)
+        self._append(Line(f"{c_type(dtype)} {name}[{size}];", (name,), (), array=size))
         for i, element in enumerate(elements):
             self._append(Line(f"{name}[{i}] = {element.text};", (name,), (*names([element]), name)))
         return name
 
     def empty_array(self, size: int, dtype: Any, *, outside: bool = False) -> str:
         """A local array to write to; `outside`: declared before the nest that is being written."""
-        name = self.name()
-        line = Line(f"{c_type(np.dtype(dtype))} {name}[{max(size, 1)}];", (name,), (), self.comment)
+        name, size = self.name(), max(size, 1)
+        line = Line(f"{c_type(np.dtype(dtype))} {name}[{size}];", (name,), (), self.comment, array=size)
         self._scopes[-2 if outside else -1].lines.append(line)
         return name
 
@@ -320,11 +350,19 @@ class Builder:
 
     # -- output --------------------------------------------------------------------------------------------------
 
-    def text(self, needed: Iterable[Scalar], indent: str) -> str:
-        """The lines that are needed for these values, as C. Forgets the helpers and functions that are not."""
+    def text(self, needed: Iterable[Scalar], indent: str, rewrite: Callable[[Lines], Lines] | None = None) -> str:
+        """The lines that are needed for these values, as C. Forgets the helpers and functions that are not.
+
+        Args:
+            needed: values.
+            indent: before every line.
+            rewrite: makes other lines of them.
+        """
         lines = _prune(self._scopes[0].lines, set(names(needed)))
         if not self.precise:
             lines = self._with_reciprocals(lines)
+        if rewrite:
+            lines = rewrite(lines)
         text = "".join(_format(lines, indent))
         for function in codegen_math.INLINE & self.math:
             if text.count(f"ceedtap_{function}(") > codegen_math.MAX_SITES:
@@ -366,6 +404,8 @@ class Builder:
             declaration = line.text.partition(" = ")[0]
             if below not in made:
                 made[below] = name = self.name()
+                if below in self.varying:
+                    self.varying.add(name)
                 ctype = declaration.rpartition(" ")[0]
                 one = "1.0f" if ctype == "const float" else "1.0"
                 out.append(Line(f"{ctype} {name} = {one} / {below};", (name,), (below,), line.comment))

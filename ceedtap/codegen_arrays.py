@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -67,10 +67,48 @@ def all_constant(x: Elements) -> bool:
 @rule("reshape", "transpose", "slice", "rev", "squeeze", "concatenate", "pad", "broadcast_in_dim",
       "broadcast_to", "split", "tile", "stack", "unstack")  # fmt: skip
 def _structural(builder: Builder, eqn: Any, *operands: Elements, **params: Any) -> list[Elements]:
-    if eqn.primitive.name in ("reshape", "broadcast_in_dim"):
-        operands = operands[:1]
-        params = dict(params, sharding=None) if "sharding" in params else params
+    if eqn.primitive.name in _NUMPY:
+        return _NUMPY[eqn.primitive.name](operands, eqn)
     return _moved(eqn, params, operands, len(operands))
+
+
+def _broadcast(operands: Sequence[Elements], eqn: Any) -> list[Elements]:
+    shape, where = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
+    spread = [1] * len(shape)
+    for d, size in zip(where, operands[0].shape, strict=True):
+        spread[d] = size
+    return [np.broadcast_to(operands[0].reshape(spread), shape)]
+
+
+def _slice(operands: Sequence[Elements], eqn: Any) -> list[Elements]:
+    p = eqn.params
+    strides = p["strides"] or (1,) * operands[0].ndim
+    return [operands[0][tuple(map(slice, p["start_indices"], p["limit_indices"], strides))]]
+
+
+def _pad(operands: Sequence[Elements], eqn: Any) -> list[Elements]:
+    """Interior padding by strides; then a border, which is cut off where it is negative."""
+    x, value = operands
+    config = eqn.params["padding_config"]
+    inside = [(n - 1) * (gap + 1) + 1 if n else 0 for n, (_, _, gap) in zip(x.shape, config, strict=True)]
+    border = [(max(low, 0), max(high, 0)) for low, high, _ in config]
+    out = np.full([n + low + high for n, (low, high) in zip(inside, border, strict=True)], value[()], object)
+    out[tuple(slice(low, low + n, c[2] + 1) for n, (low, _), c in zip(inside, border, config, strict=True))] = x
+    cut = [(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(out.shape, config, strict=True)]
+    return [out[tuple(slice(*c) for c in cut)]]
+
+
+# What NumPy can do as well: JAX compiles a program for every shape.
+_NUMPY: dict[str, Callable[[Sequence[Elements], Any], list[Elements]]] = {
+    "reshape": lambda x, eqn: [x[0].reshape(eqn.outvars[0].aval.shape)],
+    "squeeze": lambda x, eqn: [x[0].reshape(eqn.outvars[0].aval.shape)],
+    "transpose": lambda x, eqn: [x[0].transpose(eqn.params["permutation"])],
+    "rev": lambda x, eqn: [np.flip(x[0], eqn.params["dimensions"])],
+    "concatenate": lambda x, eqn: [np.concatenate(x, eqn.params["dimension"])],
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    "pad": _pad,
+}
 
 
 @rule("iota")

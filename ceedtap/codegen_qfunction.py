@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ceedtap import codegen
+from ceedtap import codegen, codegen_lanes
 from ceedtap import codegen_rules as codegen_rules  # registers the rules
 from ceedtap.codegen import Builder, Elements, TranslationError
 
@@ -50,8 +51,18 @@ def qfunction(
     Raises:
         TranslationError: something in the function has no translation.
     """
-    builder = Builder(precise=precise)
-    scalar = builder.scalar
+    try:
+        return _one_point(Builder(precise=precise, lanes=None), name, closed, inputs, outputs)
+    except codegen.WantsLanes:
+        pass
+    try:
+        return _with_lanes(Builder(precise=precise, lanes=True), name, closed, inputs, outputs)
+    except codegen.NoLanes:
+        return _one_point(Builder(precise=precise), name, closed, inputs, outputs)
+
+
+def _one_point(builder: Builder, name: str, closed: Any, inputs: Sequence[Argument], outputs: Sequence[str]) -> str:
+    """One point at a time, in a loop that the compiler vectorises."""
     operands = [
         _read(builder, argument, var.aval.shape) for argument, var in zip(inputs, closed.jaxpr.invars, strict=True)
     ]
@@ -59,20 +70,60 @@ def qfunction(
     writes: list[str] = []
     needed: list[codegen.Scalar] = []
     for output, result in zip(outputs, results, strict=True):
-        if any(isinstance(element, codegen.Complex) for element in result.reshape(-1)):
-            raise TranslationError(f"the output {output} is complex; the fields of libCEED are real")
-        values = [codegen_rules.convert(builder, element, scalar) for element in result.reshape(-1)]
+        values = _real(builder, output, result)
         needed += values
         writes += _write(output, values)
-    body = builder.text(needed, "    ")
+    body = builder.text(needed, "    ") + "".join(writes)
+    # Points are independent of each other; a call of log or exp keeps the compiler from seeing that by itself.
+    return _file(builder, name, inputs, outputs, "CeedPragmaSIMD for (CeedInt i = 0; i < Q; i++)", body)
+
+
+def _real(builder: Builder, output: str, result: Elements) -> list[codegen.Scalar]:
+    """The values of an output."""
+    if any(isinstance(element, codegen.Complex) for element in result.reshape(-1)):
+        raise TranslationError(f"the output {output} is complex; the fields of libCEED are real")
+    return [codegen_rules.convert(builder, element, builder.scalar) for element in result.reshape(-1)]
+
+
+def _file(builder: Builder, name: str, inputs: Sequence[Argument], outputs: Sequence[str], loop: str, body: str) -> str:
     helpers = "".join(f"{helper}\n" for helper in builder.helpers.values())
     return (
-        f"{codegen.preamble(builder.math, precise)}{helpers}"
+        f"{codegen.preamble(builder.math, builder.precise)}{helpers}"
         f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
-        f"{_pointers(inputs, outputs)}"
-        # Points are independent of each other; a call of log or exp keeps the compiler from seeing that by itself.
-        f"  CeedPragmaSIMD for (CeedInt i = 0; i < Q; i++) {{\n{body}{''.join(writes)}  }}\n  return 0;\n}}\n"
+        f"{_pointers(inputs, outputs)}  {loop} {{\n{body}  }}\n  return 0;\n}}\n"
     )
+
+
+def _with_lanes(builder: Builder, name: str, closed: Any, inputs: Sequence[Argument], outputs: Sequence[str]) -> str:
+    """Several points at once."""
+    builder.helper("CEEDTAP_LANES", codegen_lanes.SUPPORT)
+    operands = []
+    for argument, var in zip(inputs, closed.jaxpr.invars, strict=True):
+        if argument.context is not None:
+            operands.append(_read(builder, argument, var.aval.shape))
+            continue
+        size = math.prod(var.aval.shape)
+        array = builder.empty_array(size, builder.scalar)
+        builder.raw(f"ceedtap_read({array}, {argument.name}, {size}, Q, i);", [array], ())
+        builder.varying.add(array)
+        operands.append(builder.elements_of(array, var.aval.shape, builder.scalar))
+    results = codegen.translate(builder, closed.jaxpr, closed.consts, operands)
+    writes, needed = "", []
+    for output, result in zip(outputs, results, strict=True):
+        values = _real(builder, output, result)
+        array, start = builder.table(values, builder.scalar)
+        if array not in builder.varying:
+            array, start = builder.array(values, builder.scalar), 0
+            builder.varying.add(array)
+        begin = f"{array} + {start} * CEEDTAP_LANES" if start else array
+        writes += f"    ceedtap_write({output}, {begin}, {len(values)}, Q, i);\n"
+        needed.append(codegen.Scalar(array, builder.scalar))
+
+    def rewrite(lines: codegen.Lines) -> codegen.Lines:
+        return codegen_lanes.with_lanes(lines, builder.varying, builder.name)
+
+    body = builder.text(needed, "    ", rewrite) + writes
+    return _file(builder, name, inputs, outputs, "for (CeedInt i = 0; i < Q; i += CEEDTAP_LANES)", body)
 
 
 def _write(output: str, values: Sequence[codegen.Scalar]) -> Iterator[str]:

@@ -27,6 +27,8 @@ from ceedtap.codegen import (
 
 # Elementwise primitives of at least so many elements become loops, if their operands lie in arrays already.
 MIN_LOOPED = 32
+# The same where the loop is not what is vectorised.
+MIN_LOOPED_LANES = 8
 
 Element = Any  # Scalar or Complex
 
@@ -259,7 +261,9 @@ def elementwise(builder: Builder, function: Callable[..., Element], *arrays: Ele
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     out = np.empty(shape, object)
     spread = [np.broadcast_to(a, shape) for a in arrays]
-    if out.size >= MIN_LOOPED and any(consecutive(list(a.reshape(-1))) for a in spread):
+    if out.size >= (MIN_LOOPED_LANES if builder.lanes else MIN_LOOPED) and any(
+        consecutive(list(a.reshape(-1))) for a in spread
+    ):
         return _looped(builder, function, spread)
     for index in np.ndindex(shape):
         out[index] = function(builder, *(a[index] for a in spread))

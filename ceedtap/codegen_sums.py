@@ -15,17 +15,23 @@ from ceedtap import jax_compat
 from ceedtap.codegen import (
     Builder,
     Elements,
+    NoLanes,
     Scalar,
+    WantsLanes,
     consecutive,
     constant,
     number,
     rule,
 )
 from ceedtap.codegen_control import via_jax
+from ceedtap.codegen_lanes import is_varying, product
 from ceedtap.codegen_rules import MIN_LOOPED, Element, apply, choose, convert, load_at, real
 
 # Contractions of more products, or with MIN_LOOPED or more terms or results in a row, become loops.
 MAX_PRODUCTS = 512
+# The same where several points are computed at once, and from how many on they had better be.
+MAX_PRODUCTS_LANES = 48
+MIN_PRODUCTS_LANES = 256
 # So many sums at once, in registers.
 BLOCK = 64
 # Products that are added to each of them at once.
@@ -122,7 +128,10 @@ def _dot_general(
     right = b.transpose([*batch_b, *free_b, *contract_b]).reshape(
         left.shape[0], math.prod(b.shape[d] for d in free_b), k
     )
-    large = left.shape[1] * right.size > MAX_PRODUCTS or max(left.shape[1], right.shape[1], k) >= MIN_LOOPED
+    if builder.lanes is None and left.shape[1] * right.size >= MIN_PRODUCTS_LANES and dtype == np.float64:
+        raise WantsLanes
+    most = MAX_PRODUCTS_LANES if builder.lanes else MAX_PRODUCTS
+    large = left.shape[1] * right.size > most or max(left.shape[1], right.shape[1], k) >= MIN_LOOPED
     if large and k and dtype.kind != "c":
         return [_contraction_loops(builder, left, right, dtype).reshape(eqn.outvars[0].aval.shape)]
     out = np.empty((left.shape[0], left.shape[1], right.shape[1]), object)
@@ -141,6 +150,9 @@ def _contraction_loops(builder: Builder, left: Elements, right: Elements, dtype:
     for n in range(num):
         a = [e if e.dtype == dtype else convert(builder, e, dtype) for e in left[n].reshape(-1)]
         b = [e if e.dtype == dtype else convert(builder, e, dtype) for e in right[n].reshape(-1)]
+        if builder.lanes and any(is_varying(builder, e) for e in (*a, *b)):
+            out[n] = _product_in_lanes(builder, a, np.array(b, object).reshape(width, depth), rows, dtype)
+            continue
         x = (*builder.table(a, dtype), dtype)
         if width < 2 * LANES and depth >= 4 * LANES:
             w = (*builder.table(b, dtype), dtype)
@@ -161,6 +173,19 @@ def _contraction_loops(builder: Builder, left: Elements, right: Elements, dtype:
                     _add_products(builder, sums, x, w, (i * depth, start), (width, block), str(whole), depth - whole)
                 out[n, i, start : start + block] = builder.elements_of(sums, [block], dtype)
     return out
+
+
+def _product_in_lanes(builder: Builder, a: list[Scalar], b: Elements, rows: int, dtype: np.dtype) -> Elements:
+    if dtype != np.float64:
+        raise NoLanes
+    width, depth = b.shape
+    if all(e.is_constant for e in b.reshape(-1)):
+        w, strides = builder.table(list(b.T.reshape(-1)), dtype), (1, width)
+    else:
+        w, strides = builder.table(list(b.reshape(-1)), dtype), (depth, 1)
+    array = builder.empty_array(rows * width, dtype)
+    product(builder, array, builder.table(a, dtype), w, (rows, width, depth), strides)
+    return builder.elements_of(array, (rows, width), dtype)
 
 
 def _add_products(
