@@ -46,7 +46,7 @@ class Linearization:
             slot.name: (i, slot)
             for term in terms
             for slot, i in zip(term.application.free, term.inputs, strict=True)
-            if slot.kind != "parameters"
+            if slot.kind != "parameters" and slot.dtype is None
         }
         if wrt not in numbers:
             raise ValueError(f"{application.name} can be linearised in {', '.join(numbers)}, got {wrt!r}")

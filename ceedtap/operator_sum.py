@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from ceedtap.apply import apply
 from ceedtap.ceed import Ceed
+from ceedtap.point_function import Slot
 from ceedtap.point_operator import PointOperator
 from ceedtap.sum_application import SumApplication, Term
 
@@ -72,6 +73,10 @@ class OperatorSum(PointOperator):
         self.inputs = tuple(names)
         self.outputs = parts[0].outputs
         self._call = jax.jit(lambda *arrays: apply(application, *arrays), inline=True)
+
+    @property
+    def _out_slots(self) -> Sequence[Slot]:
+        return self.parts[0]._out_slots
 
     def _add_template(self, name: str, template: Any) -> None:
         """Parts of one name share their parameters, which must be alike."""

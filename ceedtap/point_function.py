@@ -21,7 +21,7 @@ import numpy as np
 from ceedtap import jax_compat, point_taps
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.codegen_qfunction import Argument, qfunction
-from ceedtap.fields import Field
+from ceedtap.fields import Field, as_integers
 
 Kind = Literal["space", "quadrature", "parameters", "weight"]
 Mask = tuple[bool, ...]
@@ -48,6 +48,11 @@ class Slot:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """Of the array, if it has integers or booleans."""
+        return self.fields[0].dtype
 
     def field_names(self) -> list[str]:
         """Names of libCEED's fields, one for each value."""
@@ -116,7 +121,7 @@ class PointFunction:
         """The values of the inputs by name, as the user's function takes them; `unravel` makes the parameters."""
         given, named = iter(values), {}
         for slot in self.inputs:
-            parts = tuple(next(given) for _ in slot.fields)
+            parts = tuple(as_integers(next(given), field.dtype) for field in slot.fields)
             if slot.kind == "parameters" and unravel is not None:
                 named[slot.name] = unravel(parts[0])
             else:

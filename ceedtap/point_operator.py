@@ -30,7 +30,7 @@ from ceedtap.ceed import (
 )
 from ceedtap.ceed import Operator as CeedOperator
 from ceedtap.ceed_qfunction import MAX_FIELDS
-from ceedtap.fields import Field
+from ceedtap.fields import Field, as_integers
 from ceedtap.linearize import Linearization
 from ceedtap.point_function import PointFunction, Slot
 
@@ -399,8 +399,7 @@ class PointOperator:
             TypeError: a missing or unknown field, or another element type.
             ValueError: another shape.
         """
-        outs = self._call(*self._ordered(arrays, named, params))
-        return outs[0] if len(outs) == 1 else tuple(outs)
+        return self._results(self._call(*self._ordered(arrays, named, params)))
 
     def linearize(
         self, *arrays: Any, wrt: str, params: Any = None, stored: bool | None = None, **named: Any
@@ -437,9 +436,19 @@ class PointOperator:
             if slot.kind == "parameters":
                 ordered.append(self._parameters(params))
             else:
-                name = f"the field {slot.name} of {self._application.name}"
-                ordered.append(check_array(name, values[slot.name], slot.shape, self._application.dtype))
+                ordered.append(self._field(slot, values[slot.name]))
         return ordered
+
+    def _field(self, slot: Slot, value: Any) -> Any:
+        """The array of a field, checked, in libCEED's type."""
+        label = f"the field {slot.name} of {self._application.name}"
+        dtype = self._application.dtype
+        if slot.dtype is None:
+            return check_array(label, value, slot.shape, dtype)
+        if getattr(value, "dtype", None) != slot.dtype:
+            got = getattr(value, "dtype", type(value).__name__)
+            raise TypeError(f"{label} is {slot.dtype}, got {got}; convert it with .astype('{slot.dtype}')")
+        return check_array(label, jnp.asarray(value).astype(dtype), slot.shape, dtype)
 
     def _arguments(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         signature = inspect.Signature(
@@ -488,10 +497,9 @@ class PointOperator:
             slots = [slot for slot in application.free if slot.name == name and slot.kind != "parameters"]
             if not slots:
                 raise TypeError(f"{application.name} has no field {name}; it has {', '.join(self.inputs)}")
-            label = f"the field {name} of {application.name}"
-            _check_known(label, value)
+            _check_known(f"the field {name} of {application.name}", value)
             with jax_compat.concrete():
-                bound[name] = np.array(check_array(label, value, slots[0].shape, application.dtype))
+                bound[name] = np.array(self._field(slots[0], value))
         if params is not None:
             self._check_parameters(params)
             for leaf in jax.tree.leaves(params):
@@ -504,7 +512,15 @@ class PointOperator:
 
     def reference(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
         """The same as a call, in plain JAX, without libCEED: to compare with."""
-        outs = self._application.silent().evaluate(*self._ordered(arrays, named, params))
+        return self._results(self._application.silent().evaluate(*self._ordered(arrays, named, params)))
+
+    @property
+    def _out_slots(self) -> Sequence[Slot]:
+        outputs: Sequence[Slot] = self._application.function.outputs
+        return outputs
+
+    def _results(self, outs: Sequence[Any]) -> Any:
+        outs = [as_integers(out, slot.dtype) for out, slot in zip(outs, self._out_slots, strict=True)]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     @property
@@ -718,7 +734,9 @@ def _flat_outputs(
             value = jnp.asarray(value)
             if value.shape != field.shape:
                 raise ValueError(f"the output {slot.name} of {name} has the shape {field.shape}, got {value.shape}")
-            if not jnp.issubdtype(value.dtype, jnp.floating) and not jnp.issubdtype(value.dtype, jnp.integer):
-                raise TypeError(f"the output {slot.name} of {name} is real, got {value.dtype}")
+            kinds = "fiu" if field.dtype is None else "b" if field.dtype == np.bool_ else "iu"
+            if np.dtype(value.dtype).kind not in kinds:
+                wanted = "real" if field.dtype is None else field.dtype
+                raise TypeError(f"the output {slot.name} of {name} is {wanted}, got {value.dtype}")
             flat.append(value.astype(dtype))
     return flat
