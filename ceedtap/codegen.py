@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from ceedtap import codegen_math, jax_compat
+from ceedtap import codegen_math, codegen_names, jax_compat
 
 # A NumPy array of dtype object: of Scalar, or of Complex. NumPy's type hints know no such arrays.
 Elements = Any
@@ -197,6 +197,7 @@ class Builder:
     Args:
         scalar: the floating-point type of the fields, float64 or float32.
         prefix: of the names of variables.
+        taken: names that variables cannot have in the end.
         precise: every quotient is a division, and elementary functions are those of <math.h>.
         lanes: the lines will be made lines for several points; what cannot be so raises :class:`NoLanes`. None: they
             will not, and what had better be so raises :class:`WantsLanes`.
@@ -206,9 +207,11 @@ class Builder:
     """
 
     def __init__(
-        self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False, lanes: bool | None = False
-    ) -> None:
+        self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False, lanes: bool | None = False,
+        taken: Iterable[str] = (),
+    ) -> None:  # fmt: skip
         self.scalar = np.dtype(scalar)
+        self.names = codegen_names.Names(prefix, taken)
         self.precise = precise
         self.lanes = lanes
         self.varying: set[str] = set()
@@ -223,6 +226,21 @@ class Builder:
         """A C function, or a macro, that the lines use; several generated files may end in one translation unit."""
         guard = f"HAVE_{name}".upper()
         self.helpers[name] = f"#ifndef {guard}\n#define {guard}\n{text}#endif\n"
+
+    def give(self, name: str, value: Elements) -> None:
+        """Gives the variables that an array consists of its name, where they have none yet."""
+        parts: dict[str, list[tuple[str, tuple[int, ...]]]] = {"": [], "_re": [], "_im": []}
+        arrays = set()
+        for index in np.ndindex(value.shape):
+            e = value[index]
+            for part, scalar in (("_re", e.re), ("_im", e.im)) if isinstance(e, Complex) else (("", e),):
+                parts[part].append((scalar.text, index))
+                arrays.add((part, scalar.place and scalar.place[0]))
+        for part, variables in parts.items():
+            mine = [array for p, array in arrays if p == part]
+            if len(mine) == 1 and mine[0]:  # an array in C as well
+                variables = [(mine[0], ())]
+            self.names.give(name + part, variables, value.shape)
 
     # -- lines ---------------------------------------------------------------------------------------------------
 
@@ -363,7 +381,7 @@ class Builder:
             lines = self._with_reciprocals(lines)
         if rewrite:
             lines = rewrite(lines)
-        text = "".join(_format(lines, indent))
+        text = self.names.apply("".join(_format(lines, indent)))
         for function in codegen_math.INLINE & self.math:
             if text.count(f"ceedtap_{function}(") > codegen_math.MAX_SITES:
                 text = text.replace(f"ceedtap_{function}(", f"{function}(")
@@ -517,7 +535,8 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
     for var, operand in zip(jaxpr.invars, operands, strict=True):
         values[var] = operand
     outer = builder.comment
-    for eqn in jaxpr.eqns:
+    named = {} if outer else codegen_names.assigned(jaxpr.eqns)
+    for number, eqn in enumerate(jaxpr.eqns):
         builder.comment = outer or _comment(eqn)
         try:
             results = _rule_of(eqn)(builder, eqn, *[read(atom) for atom in eqn.invars], **eqn.params)
@@ -525,6 +544,8 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
             raise _located(error, eqn) from None
         for var, result in zip(eqn.outvars, results, strict=True):
             values[var] = result
+        for name, result in zip(named.get(number, ()), results, strict=False):
+            builder.give(name, result)
     builder.comment = outer
     return [read(atom) for atom in jaxpr.outvars]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ceedtap import codegen, codegen_lanes
+from ceedtap import codegen, codegen_lanes, codegen_names
 from ceedtap import codegen_rules as codegen_rules  # registers the rules
 from ceedtap.codegen import Builder, Elements, TranslationError
 
@@ -51,14 +52,24 @@ def qfunction(
     Raises:
         TranslationError: something in the function has no translation.
     """
+    pointers = codegen_names.c_names([*(argument.name for argument in inputs), *outputs])
+    inputs = [replace(argument, name=pointer) for argument, pointer in zip(inputs, pointers, strict=False)]
+    outputs = pointers[len(inputs) :]
+    prefix = "t"
+    while any(re.fullmatch(rf"{prefix}\d+", pointer) for pointer in pointers):
+        prefix += "_"
+
+    def builder(lanes: bool | None) -> Builder:
+        return Builder(prefix=prefix, precise=precise, lanes=lanes, taken=pointers)
+
     try:
-        return _one_point(Builder(precise=precise, lanes=None), name, closed, inputs, outputs)
+        return _one_point(builder(None), name, closed, inputs, outputs)
     except codegen.WantsLanes:
         pass
     try:
-        return _with_lanes(Builder(precise=precise, lanes=True), name, closed, inputs, outputs)
+        return _with_lanes(builder(True), name, closed, inputs, outputs)
     except codegen.NoLanes:
-        return _one_point(Builder(precise=precise), name, closed, inputs, outputs)
+        return _one_point(builder(False), name, closed, inputs, outputs)
 
 
 def _one_point(builder: Builder, name: str, closed: Any, inputs: Sequence[Argument], outputs: Sequence[str]) -> str:
@@ -73,9 +84,20 @@ def _one_point(builder: Builder, name: str, closed: Any, inputs: Sequence[Argume
         values = _real(builder, output, result)
         needed += values
         writes += _write(output, values)
-    body = builder.text(needed, "    ") + "".join(writes)
+    _give_names(builder, inputs, operands, outputs, results)
+    body = builder.text(needed, "    ") + builder.names.apply("".join(writes))
     # Points are independent of each other; a call of log or exp keeps the compiler from seeing that by itself.
     return _file(builder, name, inputs, outputs, "CeedPragmaSIMD for (CeedInt i = 0; i < Q; i++)", body)
+
+
+def _give_names(
+    builder: Builder, inputs: Sequence[Argument], operands: Sequence[Elements], outputs: Sequence[str],
+    results: Sequence[Elements],
+) -> None:  # fmt: skip
+    """What has no name from the user's source is named after the input or output that it is."""
+    names = [*(argument.name for argument in inputs), *outputs]
+    for name, value in zip(names, [*operands, *results], strict=True):
+        builder.give(f"{name}_i" if value.ndim == 0 else name, value)
 
 
 def _real(builder: Builder, output: str, result: Elements) -> list[codegen.Scalar]:
@@ -122,7 +144,8 @@ def _with_lanes(builder: Builder, name: str, closed: Any, inputs: Sequence[Argum
     def rewrite(lines: codegen.Lines) -> codegen.Lines:
         return codegen_lanes.with_lanes(lines, builder.varying, builder.name)
 
-    body = builder.text(needed, "    ", rewrite) + writes
+    _give_names(builder, inputs, operands, outputs, results)
+    body = builder.text(needed, "    ", rewrite) + builder.names.apply(writes)
     return _file(builder, name, inputs, outputs, "for (CeedInt i = 0; i < Q; i += CEEDTAP_LANES)", body)
 
 

@@ -224,6 +224,19 @@ def user_line(eqn: Any) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 
+def user_span(eqn: Any) -> tuple[str, int, int, int, int] | None:
+    """File, and first line and column, and last ones, of the expression in the user's code that made an equation."""
+    frame = _source_info.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.start_column, frame.end_line, frame.end_column
+
+
+def name_stack(eqn: Any) -> str:
+    """The transformations and named scopes that an equation comes out of, such as ``transpose(jvp())``."""
+    return str(eqn.source_info.name_stack)
+
+
 def jaxpr_function(closed: Any) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function."""
     function: Callable[..., list[Any]] = jex_core.jaxpr_as_fun(closed)
