@@ -132,13 +132,14 @@ class Route:
         self.enable(self.binding.consumer.enabled)
 
     def enable(self, enabled: bool) -> None:
-        if self.native:
-            consumer = self.binding.consumer
-            kept = enabled or not all(tee.lossy for tee in self.tees)
-            policy = _POLICIES[consumer.policy if kept else "drop_newest"]
-            name = self.binding.name.encode()[:120]
-            lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
-            lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
+        consumer = self.binding.consumer
+        kept = enabled or not all(tee.lossy for tee in self.tees)
+        policy = _POLICIES[consumer.policy if kept else "drop_newest"]
+        name = self.binding.name.encode()[:120]
+        with OUTFEED.lock:  # nobody frees the native part meanwhile
+            if self.native:
+                lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
+                lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
 
 
 class RouteReference:
@@ -179,7 +180,7 @@ class Outfeed:
         self._routes: dict[int, Route] = {}
         self._retired: list[Route] = []
         self._tees: tuple[Tee, ...] = ()
-        self._lock = threading.RLock()  # of the routes and the start of the thread
+        self.lock = threading.RLock()  # of the routes, their native parts, and the start of the thread
         self._progress = threading.Condition()  # of the errors; notified when frames have been consumed
         self._errors = Errors()
         self._thread: threading.Thread | None = None
@@ -196,7 +197,7 @@ class Outfeed:
         func = binding.consumer.func
         module = getattr(func, "__module__", None)
         text = repr((module, binding.name, str(binding.treedef), binding.with_device, transforms, tuple(specs)))
-        with self._lock:
+        with self.lock:
             for attempt in itertools.count():
                 digest = hashlib.blake2b(f"{text}#{attempt}".encode(), digest_size=8).digest()
                 route_id = int.from_bytes(digest, "big") or 1  # 0 ends a stream
@@ -228,11 +229,11 @@ class Outfeed:
 
     def attach(self, tee: Tee) -> None:
         """Lets a tee have what it wants of the routes that there are, and of those to come."""
-        with self._lock:
+        with self.lock:
             self._choose((*self._tees, tee))
 
     def detach(self, tee: Tee) -> None:
-        with self._lock:
+        with self.lock:
             self._choose(tuple(other for other in self._tees if other is not tee))
 
     def _choose(self, tees: tuple[Tee, ...]) -> None:
@@ -243,7 +244,7 @@ class Outfeed:
     def _reap(self) -> None:
         """Lets go of routes that nothing refers to any more, once their last event has been consumed."""
         keys, payloads = ffi.new("uint64_t[64]"), ffi.new("void *[64]")
-        with self._lock:
+        with self.lock:
             while n := lib.ct_registry_reap(lib.ct_consumers(), keys, payloads, 64):
                 for key, payload in zip(keys[0:n], payloads[0:n], strict=True):
                     route = self._routes.pop(key, None)
@@ -264,7 +265,7 @@ class Outfeed:
     # -- the receiver thread -------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._run, name="ceedtap-receiver", daemon=True)
                 self._thread.start()
@@ -348,7 +349,7 @@ class Outfeed:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a consumer cannot wait for the outfeed: it would wait for itself to return")
-        target = _queue_stats()["emitted"]
+        target = queue_stats()["emitted"]
         if target:
             self._start()  # events of a program that was loaded, for example, of whose taps this process knows nothing
         end = None if timeout is None else time.monotonic() + timeout
@@ -377,7 +378,7 @@ class Outfeed:
 
     def backlog(self) -> str:
         """What is left to do, in words."""
-        stats = _queue_stats()
+        stats = queue_stats()
         waiting = stats["emitted"] - stats["consumed"] - stats["dropped"]
         busy = ffi.new("char[192]")
         lib.ct_queue_busy(busy, 192)
@@ -385,10 +386,10 @@ class Outfeed:
         return f"{waiting} tapped {events} not consumed, {ffi.string(busy).decode(errors='replace')}"
 
     def stats(self) -> dict[str, Any]:
-        totals: dict[str, Any] = dict(_queue_stats())
+        totals: dict[str, Any] = dict(queue_stats())
         totals["consumers"] = []
         offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
-        with self._lock:
+        with self.lock:
             for route in self._routes.values():
                 lib.ct_consumer_get_counts(route.native, offered, counts)
                 devices = {
@@ -404,7 +405,7 @@ class Outfeed:
     def after_fork(self) -> None:
         """In the child of a fork: no receiver thread, and locks that nobody holds. The next tap starts a thread."""
         lib.ct_queue_after_fork(True)
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._progress = threading.Condition()
         self._errors = Errors()
         self._thread = None
@@ -439,14 +440,15 @@ def _fields(struct: Any) -> dict[str, int]:
     return {name: getattr(struct, name) for name, _ in ffi.typeof(struct).fields}
 
 
-def _queue_stats() -> dict[str, int]:
+def queue_stats() -> dict[str, int]:
+    """The totals of :func:`stats`."""
     stats = ffi.new("ct_queue_stats *")
     lib.ct_queue_get_stats(stats)
     return _fields(stats[0])
 
 
 def _settled() -> int:
-    stats = _queue_stats()
+    stats = queue_stats()
     return stats["consumed"] + stats["dropped"]
 
 
