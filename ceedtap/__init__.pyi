@@ -69,6 +69,7 @@ from ceedtap.ceed_ffi import CeedIncompatibleError as CeedIncompatibleError
 from ceedtap.ceed_ffi import CeedIncompleteError as CeedIncompleteError
 from ceedtap.ceed_ffi import CeedUnsupportedError as CeedUnsupportedError
 from ceedtap.ceed_ffi import LibCEEDNotFound as LibCEEDNotFound
+from ceedtap.ceed_space import CeedSpace as CeedSpace
 from ceedtap.consumer import Consumer as Consumer
 from ceedtap.consumer import Tap as Tap
 from ceedtap.driving import Drive as Drive

@@ -49,6 +49,14 @@ class Drive(Consumer):
         )
 
 
+def _aside(op: PointOperator) -> PointOperator:
+    """The operator on a Ceed of its own, if all of its spaces can be moved."""
+    try:
+        return op.on(Ceed(op.ceed.get_resource(), library=op.ceed.library))
+    except TypeError:
+        return op
+
+
 def _takes_step(then: Callable[..., None]) -> bool:
     try:
         parameters = inspect.signature(then).parameters.values()
@@ -74,10 +82,10 @@ def drive(
     event with a batch of results.
 
     Args:
-        op: an operator made by :func:`ceedtap.operator`, which is moved to a Ceed of its own, so that it does not wait
-            for the program's operators; a libCEED operator with one active input and output, on whatever Ceed it is; or
-            any function of arrays (for batches, one that JAX can trace). It gets what is tapped as its arguments; a
-            dict is passed by name.
+        op: an operator made by :func:`ceedtap.operator`, which is moved to a Ceed of its own if its spaces have a mesh,
+            so that it does not wait for the program's operators; a libCEED operator with one active input and output,
+            on whatever Ceed it is; or any function of arrays (for batches, one that JAX can trace). It gets what is
+            tapped as its arguments; a dict is passed by name.
         then: called with the results, NumPy arrays, and with ``step=``, the number of the event, if it takes that.
             Another :class:`Drive` applies its operator to the results.
         ceed: where a point operator goes; None: a new Ceed of the same backend.
@@ -104,7 +112,7 @@ def drive(
     if not callable(then):
         raise TypeError(f"then= is called with the results, got {type(then).__name__}")
     if isinstance(op, PointOperator):
-        op = op.on(ceed or Ceed(op.ceed.get_resource(), library=op.ceed.library))
+        op = _aside(op) if ceed is None else op.on(ceed)
     elif ceed is not None:
         raise TypeError("ceed= is for operators made by ceedtap.operator; others stay on the Ceed that they are on")
     elif isinstance(op, (Operator, CompositeOperator)):

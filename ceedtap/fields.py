@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ceedtap.ceed_constants import EvalMode
 
 if TYPE_CHECKING:
-    from ceedtap.elements import LagrangeElements
+    from ceedtap.elements import ElementSpace
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Field:
         dtype: of integers and booleans, which libCEED keeps as numbers of its scalar type; None: of that type.
     """
 
-    space: LagrangeElements | None
+    space: ElementSpace | None
     eval_mode: EvalMode
     shape: tuple[int, ...]
     dtype: np.dtype | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -218,7 +217,9 @@ class _Part:
         """Left and right matrices of the nodal functions, and between them the Jacobians by components."""
         out, slot = self._square()
         left, right = _matrix(out), _matrix(slot)  # (points, nodes, values of one component)
-        components = math.prod(slot.shape[1:])
+        space = slot.fields[0].space
+        assert space is not None
+        components = space.element_dofs.shape[2]
         d = self.jacobian.reshape(*self.jacobian.shape[:2], left.shape[2], components, right.shape[2], components)
         return left, d, right
 
@@ -227,8 +228,7 @@ class _Part:
         local = jnp.einsum("qpa,eqacbc,qpb->epc", left, d, right)
         space = self._slot.fields[0].space
         assert space is not None
-        local = local.reshape(*local.shape[:2], *self._slot.shape[1:])
-        return jnp.zeros(self._slot.shape, local.dtype).at[space.element_nodes].add(local)
+        return jnp.zeros(self._slot.size, local.dtype).at[space.element_dofs].add(local).reshape(self._slot.shape)
 
     def entries(self) -> tuple[Any, np.ndarray]:
         """Entries of the matrix, and their rows and columns."""
@@ -236,24 +236,17 @@ class _Part:
         local = jnp.einsum("qpa,eqacbk,qrb->epcrk", left, d, right)
         space = self._slot.fields[0].space
         assert space is not None
-        components = math.prod(self._slot.shape[1:])
-        dofs = (space.element_nodes[:, :, None] * components + np.arange(components)).reshape(
-            len(space.element_nodes), -1
-        )
+        if (signs := space.orientation) is not None:
+            local = local * signs[:, :, :, None, None] * signs[:, None, None, :, :]
+        dofs = space.element_dofs.reshape(len(space.element_dofs), -1)
         rows, columns = np.broadcast_arrays(dofs[:, :, None], dofs[:, None, :])
         return local.reshape(-1), np.stack([rows.reshape(-1), columns.reshape(-1)], axis=1)
 
 
 def _matrix(slot: Slot) -> np.ndarray:
     """Values at the points of the nodal functions: (points, nodes, values of one component)."""
-    columns = []
-    for field in slot.fields:
-        assert field.space is not None
-        if field.eval_mode is EvalMode.INTERP:
-            columns.append(field.space.basis.get_interp()[:, :, None])
-        else:
-            columns.append(np.moveaxis(field.space.basis.get_grad(), 0, 2))
-    return np.concatenate(columns, axis=2)
+    tables = [field.space.table(field.eval_mode) for field in slot.fields if field.space is not None]
+    return np.concatenate(tables, axis=2)
 
 
 def _data(name: str, domain: Any, shape: tuple[int, int]) -> Slot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -56,16 +57,13 @@ class _Domain:
             raise ValueError("an operator needs at least one field of a space: V.value, V.grad or V.weight")
         first_name, self.space = named[0]
         for name, space in named[1:]:
-            for what in ("mesh", "quadrature", "qmode", "ceed"):
-                ours, theirs = getattr(self.space, what), getattr(space, what)
-                if ours is not theirs and ours != theirs:
-                    raise ValueError(
-                        f"the fields of an operator share one {what}: {first_name} has {ours!r}, {name} has {theirs!r}"
-                    )
-            if not self.space.same_elements(space):
+            if difference := self.space.difference(space):
+                what, ours, theirs = difference
+                has, hint = "has", ""
+                if what == "their elements":
+                    has, hint = "is", ". Take traces of all spaces by V.boundary(...), or add two operators"
                 raise ValueError(
-                    f"the fields of an operator share their elements: {first_name} is on {self.space.where}, {name} on "
-                    f"{space.where}. Take traces of all spaces by V.boundary(...), or add two operators"
+                    f"the fields of an operator share {what}: {first_name} {has} {ours}, {name} {has} {theirs}{hint}"
                 )
         self.ceed = self.space.ceed
         self.num_elem: int = self.space.num_elements
@@ -109,34 +107,28 @@ class _Domain:
 
     # -- plain JAX -----------------------------------------------------------------------------------------------
 
-    @functools.cached_property
-    def weights(self) -> np.ndarray:
-        basis: Any = self.space.basis
-        one = basis.get_q_weight_1d()
-        return functools.reduce(np.multiply.outer, [one] * self.space.dim).reshape(-1)
-
     def at_points(self, field: Field, x: Any) -> Any:
         """Values of a field at all points: (elements, points, *field.shape)."""
-        if field.space is None:
+        space = field.space
+        if space is None:
             return x
-        basis = field.space.basis
         if field.eval_mode is EvalMode.WEIGHT:
-            return jnp.broadcast_to(self.weights, (self.num_elem, self.num_points))
-        local = x[field.space.element_nodes]
-        if field.eval_mode is EvalMode.INTERP:
-            return jnp.einsum("qp,ep...->eq...", basis.get_interp(), local)
-        return jnp.einsum("dqp,ep...->eqd...", basis.get_grad(), local)
+            return jnp.broadcast_to(space.weights, (self.num_elem, self.num_points))
+        local = jnp.ravel(x)[space.element_dofs]
+        local = local if space.orientation is None else local * space.orientation
+        values = jnp.einsum("qpv,epc->eqvc", space.table(field.eval_mode), local)
+        return values.reshape(self.num_elem, self.num_points, *field.shape)
 
     def from_points(self, field: Field, values: Any) -> Any:
         """The transpose of :meth:`at_points`: the contributions to an array."""
-        if field.space is None:
+        space = field.space
+        if space is None:
             return values
-        basis = field.space.basis
-        if field.eval_mode is EvalMode.INTERP:
-            local = jnp.einsum("qp,eq...->ep...", basis.get_interp(), values)
-        else:
-            local = jnp.einsum("dqp,eqd...->ep...", basis.get_grad(), values)
-        return jnp.zeros(field.space.shape, values.dtype).at[field.space.element_nodes].add(local)
+        table = space.table(field.eval_mode)
+        values = values.reshape(self.num_elem, self.num_points, table.shape[2], -1)
+        local = jnp.einsum("qpv,eqvc->epc", table, values)
+        local = local if space.orientation is None else local * space.orientation
+        return jnp.zeros(math.prod(space.shape), values.dtype).at[space.element_dofs].add(local).reshape(space.shape)
 
 
 @dataclass

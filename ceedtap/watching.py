@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
-from ceedtap.ceed_constants import EvalMode
 from ceedtap.fields import Field
 from ceedtap.operator_sum import OperatorSum
 from ceedtap.point_operator import PointOperator
@@ -34,7 +33,7 @@ class Offenders:
         operator: name of the operator.
         lanes: (n, number of nested `vmap`) the lane of each offender, the outermost `vmap` first.
         elements, points: (n,) numbers of the element, and of the point in the element.
-        coordinates: (n, dim of the mesh) physical coordinates, by the mesh's own points.
+        coordinates: (n, dim of the mesh) physical coordinates, by the mesh's own points; (n, 0) where there is no mesh.
         finite: (n,) whether all values there are finite; if so, `where` holds.
         values: by name, arrays (n, ...) of what `show` returns, or of the operator's inputs.
     """
@@ -58,13 +57,13 @@ class Offenders:
 
     def _line(self, i: int) -> str:
         lane = f"lane {', '.join(map(str, self.lanes[i]))} " if self.lanes.shape[1] else ""
-        place = ", ".join(f"{x:.6g}" for x in self.coordinates[i])
+        at = f" at ({', '.join(f'{x:.6g}' for x in self.coordinates[i])})" if self.coordinates.shape[1] else ""
         values = ", ".join(
             f"{name} = {np.array2string(value[i], precision=6, separator=', ').replace(chr(10), '')}"
             for name, value in self.values.items()
         )
         wrong = "" if self.finite[i] else "not finite: "
-        return f"{lane}element {self.elements[i]} point {self.points[i]} at ({place}): {wrong}{values}"
+        return f"{lane}element {self.elements[i]} point {self.points[i]}{at}: {wrong}{values}"
 
 
 def _log(offenders: Offenders) -> None:
@@ -188,8 +187,9 @@ class _Watcher(InputsWanted):
         )  # fmt: skip
 
     def _coordinates(self, at: _Points) -> np.ndarray:
-        space: Any = self._op._application.domain.space  # on cells or on facets
-        geometry = space.geometry
+        geometry = getattr(self._op._application.domain.space, "geometry", None)
+        if geometry is None:  # a space without a mesh
+            return np.zeros((len(at.elements), 0))
         return replace(at, lanes=()).of(geometry.value, geometry.mesh.points)
 
     def _values(self, inputs: Mapping[str, np.ndarray], at: _Points) -> dict[str, np.ndarray]:
@@ -202,7 +202,7 @@ class _Watcher(InputsWanted):
             here = replace(at, lanes=()) if bound else at
             for name, field in zip(slot.field_names(), slot.fields, strict=True):
                 if slot.kind == "weight":
-                    value = application.domain.weights[at.points]
+                    value = application.domain.space.weights[at.points]
                 elif slot.kind == "parameters":
                     value = x[here.lane_of(x)] if here.lanes else x
                 else:
@@ -234,8 +234,10 @@ class _Points:
         lanes = self.lane_of(x)
         if field.space is None:
             return np.asarray(x[(*lanes, self.elements, self.points)])
-        nodes, basis = field.space.element_nodes[self.elements], field.space.basis
-        local = x[(*(lane[:, None] for lane in lanes), nodes)]
-        if field.eval_mode is EvalMode.INTERP:
-            return np.einsum("np,np...->n...", basis.get_interp()[self.points], local)
-        return np.einsum("dnp,np...->nd...", basis.get_grad()[:, self.points], local)
+        space = field.space
+        flat = np.reshape(x, (*x.shape[: len(lanes)], -1))
+        local = flat[(*(lane[:, None, None] for lane in lanes), space.element_dofs[self.elements])]
+        if space.orientation is not None:
+            local = local * space.orientation[self.elements]
+        values = np.einsum("npv,npc->nvc", space.table(field.eval_mode)[self.points], local)
+        return values.reshape(len(self.elements), *field.shape)
