@@ -286,9 +286,10 @@ class PointFunction:
         return text.replace("@NAME@", unique), unique
 
     def eval_modes(self, slots: Sequence[Slot]) -> list[tuple[str, int, EvalMode]]:
-        """libCEED's fields of these slots: name, size and mode."""
+        """libCEED's fields of these slots: name, size and mode. Outputs that are summed over all points (the kind
+        `parameters`) have a basis, whose function is 1."""
         return [
-            (name, f.size, f.eval_mode)
+            (name, f.size, EvalMode.INTERP if slot.kind == "parameters" else f.eval_mode)
             for slot in slots
             for name, f in zip(slot.field_names(), slot.fields, strict=True)
         ]

@@ -20,6 +20,7 @@ from ceedtap.apply import Application, Connection, Mask, Switch, apply, check_ar
 from ceedtap.ceed import (
     BASIS_NONE,
     ELEMRESTRICTION_NONE,
+    LINE,
     USE_POINTER,
     VECTOR_ACTIVE,
     VECTOR_NONE,
@@ -101,9 +102,15 @@ class _Domain:
             points = self.num_points
             size = self.num_elem * points * n
             return self.ceed.StridedElemRestriction(self.num_elem, points, n, size, [n, 1, points * n]), BASIS_NONE
-        # What belongs to the operator as a whole: every point contributes to the same entries.
-        offsets = np.zeros(self.num_elem * self.num_points, np.int32)
-        return self.ceed.ElemRestriction(self.num_elem, self.num_points, n, 1, n, offsets), BASIS_NONE
+        # What belongs to the operator as a whole: one node for all elements, whose basis function is 1 everywhere. So
+        # libCEED sums up the contributions of the points while it has them at hand. Its kernel for avx/serial writes
+        # past the end of arrays when an element has a single node, so there it has a second one, whose function is 0.
+        nodes = 2 if self.ceed.get_resource() == "/cpu/self/avx/serial" else 1
+        interp = np.tile(np.eye(1, nodes, dtype=self.dtype), (self.num_points, 1))
+        zero = np.zeros_like(interp)
+        basis = self.ceed.BasisH1(LINE, n, nodes, self.num_points, interp, zero, zero[:, 0], zero[:, 0])
+        offsets = np.zeros(self.num_elem * nodes, np.int32)
+        return self.ceed.ElemRestriction(self.num_elem, nodes, n, 1, n, offsets), basis
 
     # -- plain JAX -----------------------------------------------------------------------------------------------
 
