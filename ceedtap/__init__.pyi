@@ -75,6 +75,7 @@ from ceedtap.consumer import Tap as Tap
 from ceedtap.driving import Drive as Drive
 from ceedtap.driving import drive as drive
 from ceedtap.fields import quadrature as quadrature
+from ceedtap.following import follow as follow
 from ceedtap.mesh import MeshError as MeshError
 from ceedtap.normals import normal as normal
 from ceedtap.operator_sum import OperatorSum as OperatorSum
@@ -88,6 +89,7 @@ from ceedtap.point_operator import PointOperator as PointOperator
 from ceedtap.point_operator import operator as operator
 from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
+from ceedtap.publishing import publish as publish
 from ceedtap.recording import Recording as Recording
 from ceedtap.recording import open as open
 from ceedtap.recording_format import RecordingError as RecordingError

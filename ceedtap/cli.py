@@ -1,4 +1,4 @@
-"""The command line: ``ceedtap demo | doctor | install-libceed | cache``.
+"""The command line: ``ceedtap demo | doctor | install-libceed | cache | follow | replay | info | export``.
 
 Every command imports what it needs when it runs, so that ``ceedtap doctor`` starts where other parts are broken.
 """
@@ -89,7 +89,7 @@ def _tolerance(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from ceedtap import __version__
+    from ceedtap import __version__, recording_cli
 
     parser = argparse.ArgumentParser(
         prog="ceedtap", description="libCEED operators inside JAX programs, and taps that stream arrays out of them."
@@ -136,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("action", choices=["info", "clear"])
     cache.add_argument("--all", action="store_true", help="clear the downloaded libCEED as well")
     cache.set_defaults(run=_cache)
+
+    recording_cli.add_commands(commands)
     return parser
 
 

@@ -303,7 +303,7 @@ class Series:
 
     def __repr__(self) -> str:
         what = f"{self.tap}[{self._leaf!r}]" if self._leaf else self.tap
-        return f"<Series {what}: {len(self)} events of {', '.join(map(str, self._arrays_in_words())) or 'nothing'}>"
+        return f"<Series {what}: {len(self)} events of {', '.join(map(str, self.array_types())) or 'nothing'}>"
 
     # -- exports -------------------------------------------------------------------------------------------------
 
@@ -364,7 +364,8 @@ class Series:
             raise ValueError(f"the {attribute}s of {self.tap} differ: {all_found}; select some of the events")
         return found.pop()
 
-    def _arrays_in_words(self) -> list[str]:
+    def array_types(self) -> list[str]:
+        """Types and shapes of the arrays of an event, such as ``float64[3, 3]``."""
         kinds = np.unique(self._file.kinds[self._numbers])
         words = (f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for kind in kinds for spec in self._specs(kind))
         return list(dict.fromkeys(words))

@@ -67,7 +67,7 @@ def replay(
                 begin = begin or time.monotonic() - happened.time_ns / 1e9 / speed
                 time.sleep(max(0.0, begin + happened.time_ns / 1e9 / speed - time.monotonic()))
             try:
-                consumer.func(*happened.args, **_kwargs(happened, file.definitions[kind], consumers is None))
+                consumer.func(*happened.args, **_kwargs(happened, file.definitions[kind], consumer.func is print_event))
             except Exception as error:
                 _keep(errors, consumer, error, happened)
             count += 1
@@ -78,11 +78,17 @@ def replay(
     return count
 
 
+def print_event(*args: Any, what: str, threshold: int | None = None, **labels: Any) -> None:
+    """Prints an event like :func:`ceedtap.id_print`."""
+    labels.pop("output_stream", None)
+    print_values(*args, what=what, threshold=threshold, output_stream=None, **labels)
+
+
 def _targets(file: FrameFile, consumers: Any) -> list[Consumer | None]:
     """For each definition, who gets its events."""
     names = [definition.tap for definition in file.definitions]
     if consumers is None or callable(consumers):
-        return [_consumer(print_values if consumers is None else consumers)] * len(names)
+        return [_consumer(consumers or print_event)] * len(names)
     if unknown := sorted(set(consumers) - set(names)):
         there = ", ".join(map(repr, dict.fromkeys(names))) or "none"
         raise KeyError(f"replay: {file.path} has no tap {', '.join(map(repr, unknown))}; its taps: {there}")
@@ -99,7 +105,7 @@ def _kwargs(happened: Event, definition: Definition, printing: bool) -> dict[str
     if happened.transforms:
         kwargs["transforms"] = happened.transforms
     if printing:
-        return {"what": happened.tap, "threshold": None, "output_stream": None, **kwargs}
+        return {"what": happened.tap, **kwargs}
     if definition.with_device:
         kwargs["device"] = outfeed.local_devices().get(happened.device)
     return kwargs
