@@ -104,7 +104,8 @@ class FrameFile:
         try:
             layout = self._layouts(self._view[offset:])
         except protocol.ProtocolError as error:
-            raise RecordingError(f"{self.path}: no frame: {error}", offset) from error
+            reason = "the file ends within a header" if offset + error.offset == self.size else f"no frame: {error}"
+            raise RecordingError(f"{self.path}: {reason}", offset) from error
         if offset + layout.nbytes > self.size:
             raise RecordingError(f"{self.path}: the file ends within a frame of {layout.nbytes} bytes", offset)
         return layout

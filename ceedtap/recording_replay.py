@@ -91,7 +91,7 @@ def _targets(file: FrameFile, consumers: Any) -> list[Consumer | None]:
         return [_consumer(consumers or print_event)] * len(names)
     if unknown := sorted(set(consumers) - set(names)):
         there = ", ".join(map(repr, dict.fromkeys(names))) or "none"
-        raise KeyError(f"replay: {file.path} has no tap {', '.join(map(repr, unknown))}; its taps: {there}")
+        raise KeyError(f"{file.path} has no tap {', '.join(map(repr, unknown))}; its taps: {there}")
     by_name = {name: _consumer(func) for name, func in consumers.items()}
     return [by_name.get(name) for name in names]
 

@@ -59,7 +59,9 @@ def test_wrong_usage(args, capsys):
     assert "usage: ceedtap" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "install-libceed", "cache"])
+@pytest.mark.parametrize(
+    "command", ["demo", "doctor", "install-libceed", "cache", "follow", "replay", "info", "export"]
+)
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])
