@@ -32,21 +32,21 @@ class Line:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.events = self.bytes = 0
+        self.events = 0
         self.last: Received | None = None
         self.norms: deque[float] = deque(maxlen=_HISTORY)
         self._before = (0, 0)
 
     def add(self, received: Received) -> None:
         self.events += 1
-        self.bytes += received.layout.nbytes
         self.last = received
 
     def cells(self, seconds: float, norm: str, lost: int) -> tuple[str, ...]:
-        """The line since the last time that it was asked for."""
-        events, nbytes = self.events - self._before[0], self.bytes - self._before[1]
-        self._before = (self.events, self.bytes)
+        """The line; rates are those since it was last asked for, and count what was lost on the way."""
         assert self.last is not None
+        events, missed = self.events - self._before[0], lost - self._before[1]
+        self._before = (self.events, lost)
+        nbytes = (events + missed) * self.last.layout.nbytes
         leaves = self.last.leaves()
         if events:
             # In float64, that a float16 may hold the sum of its squares.
@@ -54,7 +54,7 @@ class Line:
             with np.errstate(all="ignore"):
                 self.norms.append(NORMS[norm](np.concatenate(_fields(leaves, parts))))
         arrays = ", ".join(dict.fromkeys(_shape(leaf) for leaf in leaves))
-        rate, megabytes = f"{events / seconds:.1f}", f"{nbytes / seconds / 1e6:.2f}"
+        rate, megabytes = f"{(events + missed) / seconds:.1f}", f"{nbytes / seconds / 1e6:.2f}"
         value = f"{self.norms[-1]:.6g}" if self.norms else ""
         names = self.last.definition.leaves
         values = " ".join(f"{name}={_brief(a)}" if name else _brief(a) for name, a in zip(names, leaves, strict=True))

@@ -141,6 +141,21 @@ class Route:
                 lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
                 lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
 
+    def mute(self) -> None:
+        """Keeps the events in the programs until the next :meth:`enable`, unless somebody wants all of them."""
+        with OUTFEED.lock:
+            if self.native and not self.binding.consumer.enabled and all(tee.lossy for tee in self.tees):
+                lib.ct_consumer_enable(self.native, False)
+
+    def counts(self) -> tuple[int, dict[int, dict[str, int]]]:
+        """Events that programs had for the consumer, and, by device, what became of those that left."""
+        offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
+        with OUTFEED.lock:
+            if self.native:
+                lib.ct_consumer_get_counts(self.native, offered, counts)
+        slots = {slot if slot < lib.CT_MAX_DEVICES else -1: counts[slot] for slot in range(lib.CT_MAX_DEVICES + 1)}
+        return offered[0], {device: _fields(of) for device, of in slots.items() if of.emitted}
+
 
 class RouteReference:
     """Python's share in a route; compiled programs hold theirs in the native registry."""
@@ -388,16 +403,10 @@ class Outfeed:
     def stats(self) -> dict[str, Any]:
         totals: dict[str, Any] = dict(queue_stats())
         totals["consumers"] = []
-        offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
         with self.lock:
             for route in self._routes.values():
-                lib.ct_consumer_get_counts(route.native, offered, counts)
-                devices = {
-                    slot if slot < lib.CT_MAX_DEVICES else -1: _fields(counts[slot])
-                    for slot in range(lib.CT_MAX_DEVICES + 1)
-                    if counts[slot].emitted
-                }
-                entry = {"name": route.binding.name, "offered": offered[0], "devices": devices}
+                offered, devices = route.counts()
+                entry = {"name": route.binding.name, "offered": offered, "devices": devices}
                 entry["transforms"] = route.transforms
                 totals["consumers"].append(entry)
         return totals

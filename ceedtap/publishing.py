@@ -27,9 +27,10 @@ from ceedtap.recording_definition import definition, pack, tap_name
 
 #: Frames are sent at such intervals, in seconds: a thread that is woken by each of them would disturb the program.
 TICK_SEC = 0.05
-#: What may be copied for followers in a tick; the rest is dropped.
-TICK_BYTES = 16 << 20
-TICK_EVENTS = 4096
+#: What is copied for followers in a tick, besides the first event of each tap. A tap that has more stays silent for the
+#: rest of the tick, so that followers cost a program little, however fast it is; what they miss is counted.
+TICK_BYTES = 4 << 20
+TICK_EVENTS = 1000
 #: Bytes that may wait for one follower.
 BACKLOG_BYTES = 32 << 20
 STATUS_SEC = 0.5
@@ -90,6 +91,9 @@ class Publisher:
         self._pending: list[tuple[Route, bytes]] = []
         self._pending_bytes = 0
         self._missed: Counter[str] = Counter()  # events that were not copied, for all followers
+        self._served: set[Route] = set()  # in this tick
+        self._muted: set[Route] = set()  # for the rest of it
+        self._skipped: weakref.WeakKeyDictionary[Route, int] = weakref.WeakKeyDictionary()
         self._definitions: dict[int, tuple[Route, bytes]] = {}
         self._followers: list[_Follower] = []
         self._closed = False
@@ -134,18 +138,29 @@ class Publisher:
 
     def wants(self, route: Route) -> bool:
         """Whether followers get the events of a route."""
-        return self._names is None or tap_name(route.binding) in self._names
+        wanted = self._names is None or tap_name(route.binding) in self._names
+        if wanted:
+            self._skipped[route] = _skipped(route)
+        return wanted
 
     def take(self, route: Route, frame: Any) -> None:
         """Copies a frame for the followers, unless there are too many already."""
         size = len(frame)
         with self._lock:
-            count = len(self._pending)
-            if count and (count >= TICK_EVENTS or self._pending_bytes + size > TICK_BYTES):
+            if not self._followers:
+                return
+            full = len(self._pending) >= TICK_EVENTS or self._pending_bytes + size > TICK_BYTES
+            if full and route in self._served:
                 self._missed[tap_name(route.binding)] += 1
+                mute = route not in self._muted
+                self._muted.add(route)
             else:
+                self._served.add(route)
                 self._pending.append((route, bytes(frame)))
                 self._pending_bytes += size
+                mute = False
+        if mute:
+            route.mute()
 
     # -- the publication's own thread ----------------------------------------------------------------------------
 
@@ -177,6 +192,7 @@ class Publisher:
                 if now >= status_at:
                     status_at = now + STATUS_SEC
                     self._tell_status()
+        self._tell_status()
         OUTFEED.detach(self)
         self._distribute(selector)
         self._tell_status()
@@ -231,6 +247,9 @@ class Publisher:
         with self._lock:
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             missed, self._missed = self._missed, Counter()
+            muted, self._muted, self._served = self._muted, set(), set()
+        for route in muted:
+            route.enable(route.binding.consumer.enabled)
         for follower in list(self._followers):
             follower.lost.update(missed)
             for route, data in pending:
@@ -258,10 +277,23 @@ class Publisher:
         return described
 
     def _tell_status(self) -> None:
+        missed: Counter[str] = Counter()
+        for route, before in list(self._skipped.items()):
+            if (now := _skipped(route)) > before:
+                self._skipped[route] = now
+                missed[tap_name(route.binding)] += now - before
+        for follower in self._followers:
+            follower.lost.update(missed)
         dropped = outfeed.queue_stats()["dropped"]
         for follower in self._followers:
             content = {"lost": dict(follower.lost), "dropped": dropped, "time_ns": time.time_ns()}
             follower.add(fmt.message(fmt.STATUS, pack(content)))
+
+
+def _skipped(route: Route) -> int:
+    """Events that did not leave their programs, although they were not sampled out."""
+    offered, devices = route.counts()
+    return -(-offered // route.binding.consumer.every) - sum(counts["emitted"] for counts in devices.values())
 
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
