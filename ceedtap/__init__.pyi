@@ -2,6 +2,7 @@
 
 from ceedtap import mesh as mesh
 from ceedtap import outfeed as outfeed
+from ceedtap import plot as plot
 from ceedtap.boundary_space import BoundarySpace as BoundarySpace
 from ceedtap.calls import CallError as CallError
 from ceedtap.calls import call as call
@@ -89,6 +90,7 @@ from ceedtap.point_operator import PointOperator as PointOperator
 from ceedtap.point_operator import operator as operator
 from ceedtap.primitive import id_print as id_print
 from ceedtap.primitive import id_tap as id_tap
+from ceedtap.progress_bar import progress as progress
 from ceedtap.publishing import publish as publish
 from ceedtap.recording import Recording as Recording
 from ceedtap.recording import open as open

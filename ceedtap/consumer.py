@@ -36,6 +36,9 @@ class Consumer:
     [0, 3, 6]
     """
 
+    #: Whether `func` gets ``device=`` even where the tap does not say ``tap_with_device=True``.
+    wants_device = False
+
     def __init__(
         self,
         func: Callable[..., Any],
@@ -65,6 +68,9 @@ class Consumer:
         self.enabled = enabled
         for route in list(self.routes):
             route.enable(enabled)
+
+    def settle(self) -> None:
+        """Called where a barrier has found that everything is delivered, of the displays of the outfeed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         self.func(*args, **kwargs)

@@ -359,7 +359,7 @@ def main(
     max_iterations: int = 2000,
 ) -> int:
     """Runs the demo and prints what came out; the exit status is 1 when it could not be done."""
-    from ceedtap import plot
+    from ceedtap import demo_files
 
     jax.config.update("jax_enable_x64", True)
     try:
@@ -380,8 +380,8 @@ def main(
     print(f"libCEED {library.version}, backend {ceed.get_resource()}: {library.path} (from {library.origin})")
     print(f"JAX {jax.__version__} on {jax.devices()[0].platform}")
     for file, write, needs in (
-        ("demo.vtu", lambda path: plot.write_vtu(path, results[-1]), "meshio: pip install 'ceedtap[mesh]'"),
-        ("demo.png", lambda path: plot.draw(path, results), "matplotlib: pip install 'ceedtap[plot]'"),
+        ("demo.vtu", lambda path: demo_files.write_vtu(path, results[-1]), "meshio: pip install 'ceedtap[mesh]'"),
+        ("demo.png", lambda path: demo_files.draw(path, results), "matplotlib: pip install 'ceedtap[plot]'"),
     ):
         path = Path(output) / file
         try:

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -198,6 +199,7 @@ class Outfeed:
         self.lock = threading.RLock()  # of the routes, their native parts, and the start of the thread
         self._progress = threading.Condition()  # of the errors; notified when frames have been consumed
         self._errors = Errors()
+        self._displays: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -386,10 +388,26 @@ class Outfeed:
         wait_for_programs()
         if not self.drain(timeout):
             raise TimeoutError(f"{self.backlog()} after {timeout} s")
+        self._settle()
         with self._progress:
             error = self._errors.take()
         if error is not None:
             raise error
+
+    def add_display(self, consumer: Consumer) -> None:
+        """Lets a consumer that shows something know when all has been delivered, by :meth:`Consumer.settle`."""
+        with self.lock:
+            self._displays.add(consumer)
+
+    def _settle(self) -> None:
+        with self.lock:
+            displays = list(self._displays)
+        for display in displays:
+            try:
+                display.settle()
+            except Exception as error:
+                error.add_note(f"raised by consumer {display.name} when all had been delivered")
+                self.keep(error)
 
     def backlog(self) -> str:
         """What is left to do, in words."""
@@ -432,6 +450,7 @@ class Outfeed:
             drained = self.drain(patience=EXIT_PATIENCE_SEC)
         except KeyboardInterrupt:
             drained = False
+        self._settle()
         if not drained:
             print(f"ceedtap: the process ends although {self.backlog()}", file=sys.stderr)
         self._stopping = True

@@ -1,157 +1,277 @@
-"""The files that ``ceedtap demo`` writes: a mesh file for ParaView and a picture."""
+"""Pictures of fields, and pictures that follow a running program: `field`, `live`."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from ceedtap import lattice
-from ceedtap.space import Space
+from ceedtap.live_plot import Live
+from ceedtap.pieces import Pieces, cut, elements_of
 
 if TYPE_CHECKING:
-    from ceedtap.demo import Result
+    from ceedtap.elements import LagrangeElements
+    from ceedtap.lattice import FloatArray
+    from ceedtap.mesh import Mesh
 
-_VIEW = (np.radians(-55), np.radians(24))  # azimuth and elevation of the viewer
-_PIECES = 30_000  # all facets of a picture together are drawn in about as many
+__all__ = ["Live", "field", "live"]
+
+_LIGHT = np.array([-0.4, -0.5, 0.77])
+#: Lines between elements are drawn by themselves up to this number of elements.
+_LINES_UP_TO = 4000
 
 
-def write_vtu(path: str | os.PathLike[str], result: Result) -> None:
-    """Writes solution, exact solution and error at the nodes, on cells split at the nodes into first-order ones.
+def field(
+    on: LagrangeElements | Mesh,
+    values: npt.ArrayLike,
+    displacement: npt.ArrayLike | None = None,
+    *,
+    ax: Any = None,
+    label: str = "",
+    cmap: str = "viridis",
+    vmin: float | None = None,
+    vmax: float | None = None,
+    lines: bool | None = None,
+    colorbar: bool = True,
+    backend: Literal["matplotlib", "pyvista"] | None = None,
+) -> Any:
+    """Draws a field: filled in two dimensions, on the surface in three.
+
+    A field of a higher degree, and curved geometry, are drawn as what they are: elements are cut into pieces. Values at
+    quadrature points, and values of elements, are drawn as constant around their points. Values that are not finite
+    leave a hole.
+
+    Args:
+        on: a :class:`ceedtap.Space`, the trace of one on a boundary, or a mesh, whose points are the nodes then.
+        values: an array of shape (num_nodes,), or (num_nodes, components), of which the length is drawn; (elements,),
+            one value for each; or (elements, points), values at the quadrature points.
+        displacement: (num_nodes, dim), by which the geometry is moved.
+        ax: matplotlib's Axes to draw in, with ``projection="3d"`` for three dimensions; None: those of a new figure.
+        label: of the colour bar.
+        cmap: name of matplotlib's colour map.
+        vmin, vmax: the values at the ends of the colour map; by default the smallest and the largest.
+        lines: whether to draw the edges of the elements; by default where they are not too many.
+        colorbar: whether to draw one.
+        backend: None is matplotlib in two dimensions and where `ax` is given; in three dimensions pyvista if it is
+            installed, else matplotlib.
+
+    Returns:
+        matplotlib's Axes, or pyvista's Plotter, whose method `show` opens the picture.
 
     Raises:
-        ImportError: meshio is not installed.
+        ValueError: the arrays have other shapes; the message lists those that fit.
+        ImportError: neither package is installed.
+
+    >>> import ceedtap as ct
+    >>> V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(3, 2), degree=2)
+    >>> ax = ct.plot.field(V, V.interpolate(lambda x: x[:, 0] * x[:, 1]), label="x y", backend="matplotlib")
+    >>> ax.figure.savefig("picture.png")  # doctest: +SKIP
     """
-    import meshio
+    if backend not in (None, "matplotlib", "pyvista"):
+        raise ValueError(f"backend is None, 'matplotlib' or 'pyvista', got {backend!r}")
+    in_space = cut(on, values, displacement)
+    space_dim = in_space.points.shape[-1]
+    if backend is None and ax is None and space_dim == 3 and _has_pyvista():
+        backend = "pyvista"
+    pieces = in_space if in_space.dim < 3 else cut(on, values, displacement, surface=True)
+    if lines is None:
+        lines = len(pieces.points) <= _LINES_UP_TO
+    low, high = _limits(pieces.values if backend != "pyvista" else in_space.values, vmin, vmax)
+    if backend == "pyvista":
+        return _draw_pyvista(in_space, pieces if lines else None, label, cmap, (low, high), colorbar)
+    ax = _axes(ax, space_dim)
+    drawn = (_draw_plane if space_dim == 2 else _draw_surface)(ax, pieces, lines, cmap=cmap, clim=(low, high))
+    if colorbar:
+        bar = ax.figure.colorbar(drawn, ax=ax, label=label, shrink=0.8, pad=0.03 if space_dim == 2 else 0.1)
+        bar.outline.set_visible(False)
+    return ax
 
-    points = result.space.nodes
-    points = np.pad(points, [(0, 0), (0, 3 - points.shape[1])])  # VTK's points have three coordinates
-    cell_type = "hexahedron" if result.space.dim == 3 else "quad"
-    data = {"solution": result.solution, "exact": result.exact, "error": result.solution - result.exact}
-    meshio.Mesh(points, [(cell_type, result.space.linear_cells())], point_data=data).write(path, file_format="vtu")
 
+def live(
+    on: LagrangeElements | Mesh | None = None,
+    *,
+    label: str | list[str] = "",
+    log: bool = False,
+    interval: float = 0.5,
+    path: str | None = None,
+    every: int = 1,
+    **options: Any,
+) -> Live:
+    """A picture that follows a running program; a consumer for :func:`ceedtap.id_tap`.
 
-def draw(path: str | os.PathLike[str], results: list[Result]) -> None:
-    """Draws the convergence history and every solution on the surface of its mesh.
+    In a notebook it appears in the cell that runs, and is drawn anew at most every `interval` seconds, and once more
+    when everything has arrived (:func:`ceedtap.barrier_wait`, the end of :func:`ceedtap.outfeed_receiver`). Elsewhere
+    it is written to `path`, if that is given; ``figure`` has it in any case. The program does not wait for it, and
+    pictures take no more than a fifth of the receiver's time.
 
-    Raises:
-        ImportError: matplotlib is not installed.
+    Args:
+        on: a space or mesh: the latest values are drawn as by :func:`field`; a second tapped value is the displacement.
+            None: a history of numbers. Tap a number, or several for a line each, or two values, place and numbers:
+            ``ct.id_tap(view, k, residual)``.
+        label: of the colour bar; of the numbers, or of each line.
+        log: a logarithmic axis for the numbers.
+        interval: seconds.
+        path: of a file, such as ``"live.png"``, that is replaced whenever the picture is drawn.
+        every: only every n-th event is sent.
+        options: of :func:`field`: `cmap`, `vmin`, `vmax`, `lines`, `colorbar`.
+
+    Derivatives are not drawn. Of a batch, every lane of a number is a line; fields of a batch are refused.
+
+    >>> import ceedtap as ct, jax
+    >>> view = ct.plot.live(label="x", log=True)
+    >>> with ct.outfeed_receiver():
+    ...     _ = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda k, x: ct.id_tap(view, k, x / 2)[1], x))(1.0)
+    >>> view.figure.savefig("history.png")  # doctest: +SKIP
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    if on is None and options:
+        raise TypeError(f"{', '.join(options)}: only for fields; pass a space or mesh")
+    if unknown := set(options) - {"cmap", "vmin", "vmax", "lines", "colorbar"}:
+        raise TypeError(f"unknown options {', '.join(sorted(unknown))}")
+    if on is not None and log:
+        raise TypeError("log= is for histories of numbers, without a space or mesh")
+    if not interval > 0:
+        raise ValueError(f"interval: expected a positive number of seconds, got {interval!r}")
+    draw_field: Callable[..., Any] | None = None
+    dim = 2
+    if on is not None:
+        dim = elements_of(on).points.shape[1]
 
-    figure = Figure(figsize=(5 + 4.6 * len(results), 4.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 1 + len(results), width_ratios=[1.15] + [1.0] * len(results))
-    colours = ["#3b6fb6", "#d1603d", "#4f8f4f", "#8a5ea8"]
-    history = axes[0]
-    for result, colour in zip(results, colours, strict=False):
-        label = f"{result.name}, {result.space.lsize} unknowns"
-        history.semilogy(np.maximum(result.residuals, 1e-300), color=colour, lw=1.6, label=label)
-        history.plot(result.iterations, max(result.residuals[-1], 1e-300), "o", color=colour, ms=4)
-    history.set(title="Residual of every iteration, as tapped", xlabel="iteration", ylabel="relative residual norm")
-    history.set_xlim(left=0)
-    history.grid(which="major", color="0.9")
-    history.set_axisbelow(True)
-    history.spines[["top", "right"]].set_visible(False)
-    history.legend(frameon=False, loc="upper right")
-    for axis, result in zip(axes[1:], results, strict=True):
-        surface = _draw_surface(axis, result)
-        figure.colorbar(surface, ax=axis, shrink=0.75, aspect=30, pad=0.02).outline.set_visible(False)
-        error = result.l2_error / result.l2_norm
-        axis.set_title(f"{result.name}, degree {result.space.degree}: relative error {error:.1e}")
-    figure.savefig(path, facecolor="white")
+        def draw_field(ax: Any, values: Any, displacement: Any = None) -> None:
+            field(on, values, displacement, ax=ax, label=label if isinstance(label, str) else "", **options)
+
+    return Live(draw_field, dim, label, log, interval, path, every)
 
 
-def _draw_surface(axis: Any, result: Result) -> Any:
-    """Facets that face the viewer, the farthest first; returns what the colour bar belongs to."""
+def _limits(values: FloatArray, vmin: float | None, vmax: float | None) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    low = float(finite.min()) if finite.size else 0.0
+    high = float(finite.max()) if finite.size else 1.0
+    return low if vmin is None else vmin, high if vmax is None else vmax
+
+
+def _axes(ax: Any, dim: int) -> Any:
+    try:
+        import matplotlib as mpl
+    except ImportError as error:
+        more = ", or pyvista: pip install 'ceedtap[plot3d]'" if dim == 3 else ""
+        raise ImportError(f"pictures need matplotlib: pip install 'ceedtap[plot]'{more}") from error
+    if ax is None:
+        from matplotlib import pyplot
+
+        with mpl.rc_context({"figure.constrained_layout.use": True}):
+            figure = pyplot.figure()
+        ax = figure.add_subplot(projection="3d" if dim == 3 else None)
+    if hasattr(ax, "get_zlim") != (dim == 3):
+        need = 'with projection="3d"' if dim == 3 else "in the plane"
+        raise ValueError(f"ax: a field in {dim} dimensions needs Axes {need}, got {type(ax).__name__}")
+    return ax
+
+
+def _draw_plane(ax: Any, pieces: Pieces, lines: bool, cmap: str, clim: tuple[float, float]) -> Any:
+    from matplotlib.collections import LineCollection, PolyCollection
+    from matplotlib.tri import Triangulation
+
+    points = pieces.points
+    corners: Any = pieces.corners(points).reshape(-1, 2**pieces.dim, 2)
+    outlines: Any = pieces.outlines() if lines and pieces.dim == 2 else None
+    drawn: Any
+    if pieces.dim == 1:
+        drawn = LineCollection(corners, array=pieces.piece_values.ravel(), cmap=cmap, linewidths=4, capstyle="butt")
+        ax.add_collection(drawn)
+    elif pieces.by_piece or not np.isfinite(pieces.piece_values).any():
+        drawn = PolyCollection(corners, array=pieces.piece_values.ravel(), cmap=cmap, edgecolors="face", linewidths=0.8)
+        ax.add_collection(drawn)
+    else:
+        quads = pieces.corners(np.arange(points[..., 0].size).reshape(points.shape[:2])).reshape(-1, 4)
+        triangles = np.concatenate([quads[:, [0, 1, 2]], quads[:, [0, 2, 3]]])
+        values = np.ma.masked_invalid(pieces.values.ravel())
+        bad = np.ma.getmaskarray(values)[triangles].any(axis=1)
+        grid = Triangulation(points[..., 0].ravel(), points[..., 1].ravel(), triangles[~bad])
+        # In files for print the colours between corners are pixels; no other form is drawn alike everywhere.
+        drawn = ax.tripcolor(grid, values.filled(0.0), shading="gouraud", cmap=cmap, rasterized=True)
+    drawn.set_clim(*clim)
+    if outlines is not None:
+        ax.add_collection(LineCollection(outlines, colors="black", alpha=0.35, linewidths=0.5))
+    ax.autoscale_view()
+    ax.set_aspect("equal")
+    ax.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
+def _draw_surface(ax: Any, pieces: Pieces, lines: bool, cmap: str, clim: tuple[float, float]) -> Any:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
-    from matplotlib.collections import PolyCollection
     from matplotlib.colors import Normalize
+    from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection
 
-    mesh = result.space.mesh
-    facets = mesh.num_cells if mesh.dim == 2 else len(mesh.boundary_facets)
-    pieces = int(np.clip(round((_PIECES / facets) ** 0.5), 1, 24))
-    points, values = facet_samples(result.space, result.solution, pieces)
-    colours = ScalarMappable(Normalize(values.min(), values.max()), colormaps["viridis"])
-    corners = _quads(points)  # (facets, quads, 4, dim)
-    outlines = points[:, _outline(pieces + 1)]
-    shade = np.ones(corners.shape[:2])
-    order = np.arange(len(points))
-    if result.space.dim == 3:
-        axes = _view_axes()
-        corners, outlines = corners @ axes.T, outlines @ axes.T
-        normals = np.cross(corners[:, :, 2] - corners[:, :, 0], corners[:, :, 3] - corners[:, :, 1])
-        normals = normals / np.maximum(np.linalg.norm(normals, axis=-1, keepdims=True), 1e-300)
-        normals *= _outward(result.space)[:, None, None]
-        light = np.array([-0.35, 0.45, 0.82])
-        shade = 0.62 + 0.38 * np.clip(normals @ light, 0, 1)
-        order = np.argsort(corners[..., 2].mean(axis=(1, 2)))
-        order = order[normals[order, :, 2].max(axis=1) > 0]
-    face = colours.to_rgba(_quads(values[..., None])[..., 0].mean(axis=-1))
-    face[..., :3] *= shade[..., None]
-    polygons: list[np.ndarray] = []
-    fill: list[Any] = []
-    line: list[Any] = []
-    for facet in order:
-        polygons += [*corners[facet, :, :, :2], outlines[facet, :, :2]]
-        fill += [*face[facet], (0, 0, 0, 0)]
-        line += [*face[facet], (0, 0, 0, 0.45)]
-    axis.add_collection(PolyCollection(polygons, facecolors=fill, edgecolors=line, linewidths=0.3))
-    axis.autoscale_view()
-    axis.set_aspect("equal")
-    axis.set_axis_off()
+    colours = ScalarMappable(Normalize(*clim), colormaps[cmap])
+    corners = pieces.corners(pieces.points).reshape(-1, 2**pieces.dim, 3)
+    values = pieces.piece_values.ravel()
+    corners, values = corners[np.isfinite(values)], values[np.isfinite(values)]
+    face = colours.to_rgba(values)
+    if pieces.dim == 1:
+        ax.add_collection3d(Line3DCollection(corners, colors=face, linewidths=3))
+    else:
+        normals = np.cross(corners[:, 2] - corners[:, 0], corners[:, 3] - corners[:, 1])
+        normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-300)
+        face[:, :3] *= (0.7 + 0.3 * np.clip(normals @ _LIGHT, 0, 1))[:, None]
+        edges = face
+        if lines:
+            # Lines are thin triangles among the others, so that those in front hide them.
+            outlines = pieces.outlines()
+            rim = np.stack([outlines[:, :-1], outlines[:, 1:], outlines[:, 1:], outlines[:, :-1]], axis=2)
+            corners = np.concatenate([corners, rim.reshape(-1, 4, 3)])
+            count = len(corners) - len(face)
+            edges = np.concatenate([face, np.tile([0, 0, 0, 0.5], (count, 1))])
+            face = np.concatenate([face, np.zeros((count, 4))])
+        ax.add_collection3d(Poly3DCollection(corners, facecolors=face, edgecolors=edges, linewidths=0.4))
+    low, high = pieces.points.min(axis=(0, 1)), pieces.points.max(axis=(0, 1))
+    room = np.maximum(high - low, 0.1 * (high - low).max())
+    for axis, middle, length in zip("xyz", (low + high) / 2, room, strict=True):
+        ax.set(**{f"{axis}lim": (middle - length / 2, middle + length / 2)})
+    ax.set(xlabel="x", ylabel="y", zlabel="z")
+    ax.set_box_aspect(room)
     return colours
 
 
-def facet_samples(space: Space, u: np.ndarray, pieces: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points (facets, (pieces + 1)**2, dim) and values of `u` on a lattice on each facet of the surface.
+def _has_pyvista() -> bool:
+    try:
+        import pyvista  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
-    In two dimensions the cells themselves take the place of the facets.
-    """
-    x = lattice.equispaced_points(pieces + 1)
-    degree, order = space.degree + 1, space.mesh.order + 1
-    if space.dim == 2:
-        nodes, geometry = space.element_nodes, space.mesh.cells
+
+def _draw_pyvista(
+    pieces: Pieces, edges: Pieces | None, label: str, cmap: str, clim: tuple[float, float], colorbar: bool
+) -> Any:
+    try:
+        import pyvista
+    except ImportError as error:
+        raise ImportError("backend 'pyvista' needs that package: pip install 'ceedtap[plot3d]'") from error
+    points = _in_space(pieces.points)
+    quads = pieces.corners(np.arange(points[..., 0].size).reshape(points.shape[:2])).reshape(-1, 2**pieces.dim)
+    kind = (pyvista.CellType.LINE, pyvista.CellType.QUAD, pyvista.CellType.HEXAHEDRON)[pieces.dim - 1]
+    known = np.isfinite(pieces.piece_values).ravel()
+    grid = pyvista.UnstructuredGrid({kind: quads[known]}, points.reshape(-1, 3))
+    name = label or "values"
+    if pieces.by_piece:
+        grid.cell_data[name] = pieces.values.ravel()[known]
     else:
-        rows = space.mesh.boundary_facets
-        codes = lattice.facets(3)
-
-        def on_facets(cells: np.ndarray, n: int) -> np.ndarray:
-            local = np.stack([lattice.entity_nodes(code, n, True) for code in codes])
-            return np.asarray(cells[rows[:, :1], local[rows[:, 1]]])
-
-        nodes, geometry = on_facets(space.element_nodes, degree), on_facets(space.mesh.cells, order)
-    values, _ = lattice.lagrange(lattice.lobatto_points(degree), x)
-    places, _ = lattice.lagrange(lattice.equispaced_points(order), x)
-    return lattice.tensor([places] * 2) @ space.mesh.points[geometry], u[nodes] @ lattice.tensor([values] * 2).T
-
-
-def _quads(samples: np.ndarray) -> np.ndarray:
-    """Samples (facets, n**2, k) on lattices -> corners (facets, (n - 1)**2, 4, k) of the pieces between them."""
-    n = round(samples.shape[1] ** 0.5)
-    first = (np.arange(n - 1)[:, None] * n + np.arange(n - 1)).reshape(-1, 1)
-    return np.asarray(samples[:, first + np.array([0, 1, n + 1, n])])
+        grid.point_data[name] = pieces.values.ravel()
+    plotter = pyvista.Plotter()
+    plotter.add_mesh(grid, scalars=name, cmap=cmap, clim=clim, show_scalar_bar=colorbar, line_width=5)
+    if edges is not None and edges.dim == 2:
+        outlines = _in_space(edges.outlines())
+        segments = np.stack([outlines[:, :-1], outlines[:, 1:]], axis=2).reshape(-1, 3)
+        plotter.add_mesh(pyvista.line_segments_from_points(segments), color="#404040", line_width=1)
+    if pieces.points.shape[-1] == 2:
+        plotter.view_xy()
+    return plotter
 
 
-def _outline(n: int) -> np.ndarray:
-    """Positions of the rim of a lattice with n**2 points, in a cycle."""
-    index = np.arange(n * n).reshape(n, n)
-    return np.concatenate([index[0], index[1:, -1], index[-1, -2::-1], index[-2:0:-1, 0]])
-
-
-def _outward(space: Space) -> np.ndarray:
-    """For each facet of the surface: 1 when its two directions and the outward normal are right-handed, else -1."""
-    # The facets about y have the directions x and z, which are left-handed.
-    signs = np.array([-1, 1, 1, -1, -1, 1])
-    return np.asarray(signs[space.mesh.boundary_facets[:, 1]])
-
-
-def _view_axes() -> np.ndarray:
-    """Rows: right, up and towards the viewer."""
-    azimuth, elevation = _VIEW
-    towards = np.array([np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)])
-    right = np.array([-np.sin(azimuth), np.cos(azimuth), 0.0])
-    return np.stack([right, np.cross(towards, right), towards])
+def _in_space(points: FloatArray) -> FloatArray:
+    """With a third coordinate."""
+    return np.pad(points, [(0, 0), (0, 0), (0, 3 - points.shape[-1])])

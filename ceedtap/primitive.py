@@ -129,7 +129,8 @@ def id_tap(
         raise ValueError("result= needs stateful=True: without an effect, a tap whose result is not used is dropped")
     taken = take_apart(args, "id_tap")
     arrays = taken.arrays
-    binding = _binding(func, kwargs, taken.treedef, taken.keys, tap_with_device)
+    with_device = tap_with_device or (isinstance(func, Consumer) and func.wants_device)
+    binding = _binding(func, kwargs, taken.treedef, taken.keys, with_device)
 
     condition = [] if when is None else [_as_condition(when)]
     options: dict[str, Any] = {

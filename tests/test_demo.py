@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse.linalg
 
 import ceedtap as ct
-from ceedtap import demo, plot
+from ceedtap import demo, demo_files
 from ceedtap.mesh import box, read
 from ceedtap.space import Space
 
@@ -244,7 +244,7 @@ def test_progress_takes_any_residual(residual):
 def test_vtu_reads_back(path, tmp_path):
     meshio = pytest.importorskip("meshio")
     result = demo.solve(read(path), 2)
-    plot.write_vtu(tmp_path / "demo.vtu", result)
+    demo_files.write_vtu(tmp_path / "demo.vtu", result)
     mesh = meshio.read(tmp_path / "demo.vtu")
     space = result.space
     assert mesh.points.shape == (space.num_nodes, 3)
@@ -266,7 +266,7 @@ def test_picture_shows_something(tmp_path):
     image_module = pytest.importorskip("PIL.Image")
     pytest.importorskip("matplotlib")
     results = [demo.solve(box(2, 2, 3, warp=warp), 2, name="box"), demo.solve(read(PLATE), 2, name="plate")]
-    plot.draw(tmp_path / "demo.png", results)
+    demo_files.draw(tmp_path / "demo.png", results)
     with image_module.open(tmp_path / "demo.png") as image:
         pixels = np.asarray(image.convert("RGB"))
     assert pixels.shape[0] > 500
@@ -274,16 +274,6 @@ def test_picture_shows_something(tmp_path):
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
     thirds = np.array_split((pixels != 255).any(axis=2), 3, axis=1)
     assert [third.mean() > low for third, low in zip(thirds, (0.02, 0.1, 0.1), strict=True)] == [True] * 3
-
-
-def test_facets_of_the_picture_face_outwards():
-    """The normals that the picture uses, integrated against x: three times the volume (Gauss)."""
-    space = demo.solve(read(ELBOW), 1, max_iterations=1).space
-    points, _ = plot.facet_samples(space, space.nodes[:, 0], 8)
-    corners = plot._quads(points)
-    normals = np.cross(corners[:, :, 2] - corners[:, :, 0], corners[:, :, 3] - corners[:, :, 1]) / 2
-    flux = np.sum(normals * corners.mean(axis=2), axis=(1, 2)) @ plot._outward(space)
-    assert flux == pytest.approx(3 * meshing.volume(space.mesh), rel=0.01)
 
 
 def test_command_prints_and_writes(tmp_path, capsys):

@@ -1,0 +1,271 @@
+"""Progress bars of loops in compiled programs."""
+
+import io
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ceedtap as ct
+from ceedtap import progress_bar
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+class Clock:
+    """Time that goes on by a second at each look."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(progress_bar.time, "monotonic", self)
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def counts(text):
+    """The numbers of steps in the lines or drawings."""
+    return [(int(a), int(b)) for a, b in re.findall(r"(\d+)/(\d+)", text)]
+
+
+def run(bar, n, start=0):
+    with ct.outfeed_receiver():
+        return jax.jit(lambda: jax.lax.fori_loop(start, n, lambda i, x: x + ct.id_tap(bar, i), 0))()
+
+
+def test_lines_at_each_quarter():
+    out = io.StringIO()
+    assert run(ct.progress(100, "steps", output_stream=out), 100) == 4950
+    assert counts(out.getvalue()) == [(1, 100), (25, 100), (50, 100), (75, 100), (100, 100)]
+    lines = out.getvalue().splitlines()
+    assert [line.split()[:2] for line in lines] == [["steps", f"{p}%"] for p in (1, 25, 50, 75, 100)]
+    assert out.getvalue().isascii()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7])
+def test_short_loops(n):
+    out = io.StringIO()
+    run(ct.progress(n, output_stream=out), n)
+    found = counts(out.getvalue())
+    assert found[0] == (1, n)
+    assert found[-1] == (n, n)
+    assert len(set(found)) == len(found) <= 5
+
+
+def test_a_terminal_has_one_line():
+    out = Terminal()
+    run(ct.progress(5000, "steps", output_stream=out), 5000)
+    text = out.getvalue()
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    *_, last = text.split("\r")
+    assert counts(last) == [(5000, 5000)]
+    assert "\u2588" * 20 in last
+    assert "ETA" not in last
+    assert len(counts(text)) < 200  # not one for each step
+
+
+def test_rate_and_remaining_time(monkeypatch):
+    """A step each second, and the first one is where the clock starts."""
+    out = io.StringIO()
+    bar = ct.progress(8, output_stream=out)
+    Clock(monkeypatch)
+    for i in range(8):
+        bar(np.int64(i))
+    assert [re.sub(r"^\s*\d+% ", "", line) for line in out.getvalue().splitlines()] == [
+        "1/8",
+        "2/8 1/s ETA 0:06",
+        "4/8 1/s ETA 0:04",
+        "6/8 1/s ETA 0:02",
+        "8/8 1/s in 7.0 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (0.2, "0:01"), (61, "1:01"), (3599.5, "1:00:00"), (90061, "25:01:01")]
+)
+def test_clock(seconds, text):
+    assert progress_bar._clock(seconds) == text
+
+
+@pytest.mark.parametrize(("rate", "text"), [(12345.6, "12,346/s"), (2.345, "2.35/s"), (0.02, "50 s each")])
+def test_speed(rate, text):
+    assert progress_bar._speed(rate) == text
+
+
+def test_events_without_a_number_count():
+    out = io.StringIO()
+    bar = ct.progress(4, output_stream=out)
+    f = jax.jit(lambda x: jax.lax.scan(lambda x, _: (ct.id_tap(bar, x) / 2, None), x, None, length=4))
+    for _ in range(2):
+        with ct.outfeed_receiver():
+            f(1.0)
+    assert counts(out.getvalue()) == 2 * [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_loop_that_ends_early_ends_its_line_and_begins_again():
+    for stream, breaks in ((Terminal(), 2), (io.StringIO(), None)):
+        bar = ct.progress(100, output_stream=stream)
+        f = jax.jit(lambda x, bar=bar: jax.lax.while_loop(lambda x: x < 10, lambda x: ct.id_tap(bar, x) + 1, x))
+        for _ in range(2):
+            with ct.outfeed_receiver():
+                f(0)
+        found = counts(stream.getvalue())
+        assert found.count((1, 100)) == 2
+        assert found[-1] == (10, 100)
+        assert stream.getvalue().endswith("\n")
+        assert breaks in (None, stream.getvalue().count("\n"))
+
+
+def test_an_error_in_the_program_ends_the_line():
+    out = Terminal()
+    bar = ct.progress(10, output_stream=out)
+
+    def fail(x):
+        raise ValueError("no")
+
+    def step(i, x):
+        x = ct.id_tap(bar, i, result=x)
+        return jax.lax.cond(i == 4, lambda x: ct.call(fail, x, result_shape=x), lambda x: x, x)
+
+    with pytest.raises(Exception, match="no"), ct.outfeed_receiver():
+        jax.jit(lambda x: jax.lax.fori_loop(0, 10, step, x))(1.0).block_until_ready()
+    ct.barrier_wait()
+    text = out.getvalue()
+    assert counts(text)[-1][0] <= 6
+    assert text.endswith("\n")
+
+
+def test_calls_from_a_loop_in_python_count_on():
+    out = io.StringIO()
+    bar = ct.progress(8, output_stream=out)
+    f = jax.jit(lambda i, x: ct.id_tap(bar, i, result=x))
+    for i in range(8):
+        f(i, 0.0)
+    ct.barrier_wait()
+    assert counts(out.getvalue()) == [(1, 8), (2, 8), (4, 8), (6, 8), (8, 8)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nested_loops_share_a_line(first):
+    out = Terminal()
+    outer, inner = ct.progress(3, "outer", output_stream=out), ct.progress(4, "inner", output_stream=out)
+
+    def body(k, x):
+        if first:
+            k = ct.id_tap(outer, k)
+        x = jax.lax.fori_loop(0, 4, lambda i, x: ct.id_tap(inner, i, result=x) + k, x)
+        return x if first else ct.id_tap(outer, k, result=x)
+
+    with ct.outfeed_receiver():
+        jax.jit(lambda: jax.lax.scan(lambda x, k: (body(k, x), None), 0, jnp.arange(3)))()
+    text = out.getvalue()
+    if first:  # else events of different bars do not wait for each other
+        assert text.count("\n") == 1
+        assert counts(text.split("\r")[-1]) == [(3, 3), (4, 4)]
+    assert text.endswith("\n")
+    assert {(3, 3), (4, 4)} <= set(counts(text))
+
+
+def test_nested_loops_in_a_file_do_not_repeat_themselves():
+    out = io.StringIO()
+    outer, inner = ct.progress(3, "outer", output_stream=out), ct.progress(4, "inner", output_stream=out)
+    for k in range(3):
+        outer(np.int64(k))
+        for i in range(4):
+            inner(np.int64(i))
+    text = out.getvalue()
+    assert counts(text) == [(1, 3), (1, 4), (2, 4), (3, 4), (4, 4), (2, 3), (3, 3)]
+
+
+def test_vmap_is_one_step_for_all_lanes():
+    out = io.StringIO()
+    bar = ct.progress(6, output_stream=out)
+    seen = []
+
+    def see(i, transforms):
+        seen.append(i)
+
+    def f(end):
+        return jax.lax.while_loop(lambda i: i < end, lambda i: ct.id_tap(see, ct.id_tap(bar, i)) + 1, 0)
+
+    with ct.outfeed_receiver():
+        jax.jit(jax.vmap(f))(jnp.array([2, 6]))
+    assert len(seen) == 6
+    assert counts(out.getvalue()) == [(1, 6), (2, 6), (3, 6), (5, 6), (6, 6)]
+
+
+def test_derivatives_do_not_count():
+    out = io.StringIO()
+    bar = ct.progress(4, output_stream=out)
+    with ct.outfeed_receiver():
+        jax.jit(jax.grad(lambda x: jax.lax.scan(lambda x, _: (ct.id_tap(bar, x) * x, None), x, None, length=4)[0]))(1.0)
+    assert counts(out.getvalue()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_of_several_devices_the_slowest_counts():
+    out = io.StringIO()
+    bar = ct.progress(8, output_stream=out)
+    a, b = jax.devices()[:2]
+    done = []
+    for i, device in [(0, a), (1, a), (2, b), (1, b), (5, a), (7, a), (3, b), (7, b), (0, b), (0, a), (1, a)]:
+        if (i, device) != (1, b):
+            bar(np.int64(i), device=device)
+            done.append(bar.done)
+    assert done == [1, 2, 2, 3, 3, 4, 8, 1, 1, 1]
+    mesh = jax.make_mesh((4,), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    again = ct.progress(4, output_stream=(second := io.StringIO()))
+    f = jax.shard_map(
+        lambda x: jax.lax.fori_loop(0, 4, lambda i, x: ct.id_tap(again, i, result=x), x),
+        mesh=mesh, in_specs=spec, out_specs=spec,
+    )  # fmt: skip
+    with ct.outfeed_receiver():
+        jax.jit(f)(jax.device_put(np.arange(4.0), jax.sharding.NamedSharding(mesh, spec)))
+    assert counts(second.getvalue())[-1] == (4, 4)
+
+
+@pytest.mark.parametrize("every", [3, 10, 1000])
+def test_every(every):
+    out = io.StringIO()
+    bar = ct.progress(100, every=every, output_stream=out)
+    for _ in range(2):
+        before = ct.outfeed.stats()["emitted"]
+        run(bar, 100)
+        assert ct.outfeed.stats()["emitted"] - before <= 100 // every + 1
+    assert counts(out.getvalue())[-1] == (100, 100)
+
+
+def test_the_stream_is_that_of_the_time_of_drawing(capsys):
+    run(ct.progress(2, "later"), 2)
+    assert counts(capsys.readouterr().err) == [(1, 2), (2, 2)]
+
+
+def test_a_stream_that_is_closed_is_told_once():
+    out = io.StringIO()
+    bar = ct.progress(3, output_stream=out)
+    out.close()
+    with pytest.raises(ct.CallbackException) as caught:
+        run(bar, 3)
+    assert len(caught.value.exceptions) == 1
+    run(bar, 3)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, "3"])
+def test_wrong_numbers(n):
+    with pytest.raises(ValueError, match="positive number of steps"):
+        ct.progress(n)
+    with pytest.raises(TypeError, match="label"):
+        ct.progress(1, 3)
+    with pytest.raises(ValueError, match="every"):
+        ct.progress(1, every=0)
