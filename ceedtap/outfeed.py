@@ -113,6 +113,9 @@ class Tee(Protocol):
 class Route:
     """The way from a tap in compiled programs to a consumer. Programs refer to it by the id in the frame's header."""
 
+    tees: tuple[Tee, ...] = ()
+    _last_counts: tuple[int, dict[int, dict[str, int]]] = (0, {})
+
     def __init__(self, binding: Binding, transforms: Transforms, header: protocol.Header) -> None:
         self.binding = binding
         self.transforms = transforms
@@ -121,7 +124,6 @@ class Route:
         self.decode = protocol.array_decoder(header)
         self.native = ffi.NULL  # ct_consumer, while the registry has it
         self.handle = ffi.new_handle(self)
-        self.tees: tuple[Tee, ...] = ()
 
     def connect(self, native: Any, tees: Sequence[Tee]) -> None:
         self.native = native
@@ -152,10 +154,18 @@ class Route:
         """Events that programs had for the consumer, and, by device, what became of those that left."""
         offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
         with OUTFEED.lock:
-            if self.native:
-                lib.ct_consumer_get_counts(self.native, offered, counts)
+            if not self.native:
+                return self._last_counts
+            lib.ct_consumer_get_counts(self.native, offered, counts)
         slots = {slot if slot < lib.CT_MAX_DEVICES else -1: counts[slot] for slot in range(lib.CT_MAX_DEVICES + 1)}
         return offered[0], {device: _fields(of) for device, of in slots.items() if of.emitted}
+
+    def free(self) -> None:
+        """Frees the native part, when no program has it any more and the last event has been consumed."""
+        if any(tee.lossy for tee in self.tees):
+            self._last_counts = self.counts()
+        native, self.native = self.native, ffi.NULL
+        lib.ct_consumer_free(native)
 
 
 class RouteReference:
@@ -273,8 +283,7 @@ class Outfeed:
             busy = []
             for route in self._retired:
                 if lib.ct_consumer_idle(route.native):
-                    native, route.native = route.native, ffi.NULL
-                    lib.ct_consumer_free(native)
+                    route.free()
                 else:
                     busy.append(route)
             self._retired = busy
