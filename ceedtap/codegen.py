@@ -211,6 +211,7 @@ class Builder:
         taken: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.scalar = np.dtype(scalar)
+        self.limits: dict[str, tuple[int, int]] = {}  # of variables that are integers, where they are known
         self.names = codegen_names.Names(prefix, taken)
         self.precise = precise
         self.lanes = lanes

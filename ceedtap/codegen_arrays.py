@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -154,6 +155,28 @@ def from_parts(parts: Sequence[list[Scalar]], shape: Any) -> Elements:
     return out.reshape(shape)
 
 
+# Of so few elements the one at an index is chosen, without an array in memory: so that loops over points vectorise.
+MAX_CANDIDATES = 9
+MAX_CHOICES = 128
+
+
+def _few(counts: Sequence[int], number: int) -> bool:
+    candidates = math.prod(counts)
+    return candidates <= MAX_CANDIDATES and candidates * number <= MAX_CHOICES
+
+
+def _chosen(builder: Builder, flat: Sequence[Element], dims: Sequence[tuple[int, Scalar, int]], offset: int) -> Element:
+    """The element at offset + sum of stride * index; every index is clamped to what there is: stride, index, count."""
+    if not dims:
+        return flat[offset]
+    (stride, index, count), *rest = dims
+    result = _chosen(builder, flat, rest, offset + (count - 1) * stride)
+    for c in reversed(range(count - 1)):
+        here = real(builder, "le", index, number(c, index.dtype))
+        result = choose(builder, here, _chosen(builder, flat, rest, offset + c * stride), result)
+    return result
+
+
 @rule("dynamic_slice")
 def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, slice_sizes: Any) -> list[Elements]:
     if all(all_constant(s) for s in starts):
@@ -164,6 +187,14 @@ def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, s
         (stride, clamped(builder, s[()], n - k))
         for s, n, k, stride in zip(starts, x.shape, slice_sizes, strides, strict=True)
     ]
+    counts = [n - k + 1 for n, k in zip(x.shape, slice_sizes, strict=True)]
+    if _few(counts, math.prod(slice_sizes)):
+        out = np.empty(slice_sizes, object)
+        dims = [(stride, s[()], count) for stride, s, count in zip(strides, starts, counts, strict=True)]
+        for index in np.ndindex(*slice_sizes):
+            at = sum(i * s for i, s in zip(index, strides, strict=True))
+            out[index] = _chosen(builder, x.reshape(-1), dims, at)
+        return [out]
     parts = []
     for part in real_parts(x):
         array, begin = builder.table(part, part[0].dtype)
@@ -215,12 +246,15 @@ def _gather(
     out_shape = eqn.outvars[0].aval.shape
     strides = strides_of(x.shape)
     fill = "FILL" in str(mode)
-    arrays = [(*builder.table(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
+    counts = [x.shape[d] - slice_sizes[d] + 1 for d in numbers.start_index_map]
+    few = _few(counts, math.prod(out_shape))
+    chosen, value = np.empty(out_shape, object), None
+    arrays = [] if few else [(*builder.table(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
     results: list[list[Scalar]] = [[] for _ in arrays]
     for out_index in np.ndindex(*out_shape):
         batch = [i for d, i in enumerate(out_index) if d not in numbers.offset_dims]
         offsets = dict(zip(window, (out_index[d] for d in numbers.offset_dims), strict=True))
-        first, inside = [], number(True, bool)
+        first, inside, dims = [], number(True, bool), []
         for k, d in enumerate(numbers.start_index_map):
             index = indices[(*batch, k)]
             high = x.shape[d] - slice_sizes[d]
@@ -228,17 +262,25 @@ def _gather(
                 ok = real(builder, "and", real(builder, "ge", index, number(0, index.dtype)),
                           real(builder, "le", index, number(high, index.dtype)))  # fmt: skip
                 inside = real(builder, "and", inside, ok)
-            first.append((strides[d], clamped(builder, index, high)))
+            dims.append((strides[d], index, high + 1))
+            if not few:
+                first.append((strides[d], clamped(builder, index, high)))
         offset = sum(i * strides[d] for d, i in offsets.items())
         for dx, di in zip(batching_x, batching_i, strict=True):
             offset += strides[dx] * batch[di]
+        if few:
+            value = _chosen(builder, x.reshape(-1), dims, offset)
+            if fill:
+                dtype = eqn.invars[0].aval.dtype
+                value = choose(builder, inside, value, constant(_fill_value(fill_value, dtype), dtype))
+            chosen[out_index] = value
         for result, (array, begin, dtype) in zip(results, arrays, strict=True):
             flat = flat_index(builder, first, begin + offset)
-            value: Any = builder.load(array, flat.text, dtype, [flat])
+            value = builder.load(array, flat.text, dtype, [flat])
             if fill:
                 value = choose(builder, inside, value, constant(_fill_value(fill_value, dtype), dtype))
             result.append(value)
-    return [from_parts(results, out_shape)]
+    return [chosen if few else from_parts(results, out_shape)]
 
 
 def _fill_value(fill_value: Any, dtype: np.dtype) -> Any:
@@ -277,7 +319,10 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
     dynamic = not all_constant(indices)
     out = x.copy().reshape(-1)
     arrays = None
-    if dynamic:
+    few = dynamic and _few(
+        [x.shape[d] - sizes.get(d, 1) + 1 for d in numbers.scatter_dims_to_operand_dims], updates.size
+    )
+    if dynamic and not few:
         parts = real_parts(x)
         if len(parts) > 1:
             raise TranslationError("has no translation to C for complex numbers at indices known at run time only")
@@ -301,6 +346,16 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
             if inside or clip:
                 out[at] = combined(out[at], updates[index])
             continue
+        if few:
+            ranges = [range(high + 1) for _, _, high in starts]
+            for where in itertools.product(*ranges):
+                here: Scalar = number(True, bool)
+                for (_, start, high), c in zip(starts, where, strict=True):
+                    index_ = clamped(builder, start, high) if clip else start
+                    here = real(builder, "and", here, real(builder, "eq", index_, number(c, start.dtype)))
+                at = offset + sum(strides[d] * c for (d, _, _), c in zip(starts, where, strict=True))
+                out[at] = choose(builder, here, combined(out[at], updates[index]), out[at])
+            continue
         inside_: Scalar = number(True, bool)
         first = []
         for d, start, high in starts:
@@ -313,7 +368,7 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
         assert arrays is not None
         old = builder.load(arrays, flat.text, dtype, [flat])
         builder.store(arrays, flat, choose(builder, inside_, combined(old, updates[index]), old))
-    if dynamic:
+    if dynamic and not few:
         assert arrays is not None
         out = builder.elements_of(arrays, [out.size], dtype)
     return [out.reshape(x.shape)]

@@ -50,7 +50,32 @@ def _nested(builder: Builder, eqn: Any, *operands: Elements, **params: Any) -> l
     if inner is None:
         raise TranslationError("has no translation to C")
     consts = getattr(inner, "consts", ())
-    return translate(builder, getattr(inner, "jaxpr", inner), consts, operands)
+    jaxpr = getattr(inner, "jaxpr", inner)
+    if _is_determinant(eqn, jaxpr):
+        return [_determinants(builder, operands[0])]
+    return translate(builder, jaxpr, consts, operands)
+
+
+def _is_determinant(eqn: Any, jaxpr: Any) -> bool:
+    """Whether this is `jnp.linalg.det` of small real matrices, without what its derivative needs."""
+    if eqn.params.get("name") not in ("det", "_det_2x2", "_det_3x3") or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
+        return False
+    a = eqn.invars[0].aval
+    small = a.dtype.kind == "f" and len(a.shape) >= 2 and a.shape[-1] == a.shape[-2] and 1 < a.shape[-1] <= MAX_CRAMER
+    return small and eqn.outvars[0].aval.shape == a.shape[:-2] and jax_compat.made_by_determinant(jaxpr)
+
+
+def _determinants(builder: Builder, matrices: Elements) -> Elements:
+    """From the cofactors that the inverse consists of, so that both together are computed once."""
+    out = np.empty(matrices.shape[:-2], object)
+    op = functools.partial(real, builder)
+    for lane in np.ndindex(out.shape):
+        out[lane] = _determinant(op, matrices[lane], _adjugate(op, matrices[lane]))
+    return out
+
+
+def _determinant(op: Callable[..., Scalar], a: Elements, adjugate: list[list[Scalar]]) -> Scalar:
+    return functools.reduce(functools.partial(op, "add"), [op("mul", a[0, k], adjugate[k][0]) for k in range(len(a))])
 
 
 @rule("custom_linear_solve")
@@ -100,9 +125,7 @@ def _cramer(builder: Builder, matrices: Elements, b: Elements) -> Elements:
     for lane in np.ndindex(b.shape[:-1]):
         a, n = matrices[lane], b.shape[-1]
         adjugate = _adjugate(op, a)
-        determinant = functools.reduce(
-            functools.partial(op, "add"), [op("mul", a[0, k], adjugate[k][0]) for k in range(n)]
-        )
+        determinant = _determinant(op, a, adjugate)
         inverse = op("div", number(1, determinant.dtype), determinant)
         for i in range(n):
             terms = [

@@ -145,8 +145,52 @@ def call(builder: Builder, function: str, dtype: np.dtype, *args: Scalar) -> Sca
     return builder.value(f"{name}({', '.join(a.text for a in args)})", dtype, args)
 
 
+def _limits(builder: Builder, x: Scalar) -> tuple[int, int] | None:
+    """Between which numbers an integer is, as far as that is known: a truth value, and what is made of it."""
+    if x.is_constant:
+        return int(x.value), int(x.value)
+    return (0, 1) if x.dtype.kind == "b" else builder.limits.get(x.text)
+
+
+def _keep_limits(builder: Builder, result: Scalar, limits: tuple[int, int] | None) -> Scalar:
+    if limits and not result.is_constant and result.dtype.kind in "iu":
+        info = np.iinfo(result.dtype)
+        if info.min <= limits[0] and limits[1] <= info.max:
+            builder.limits[result.text] = limits
+    return result
+
+
+_INTERVALS: dict[str, Callable[[int, int, int, int], Sequence[int]]] = {
+    "add": lambda a, b, c, d: (a + c, b + d), "sub": lambda a, b, c, d: (a - d, b - c),
+    "mul": lambda a, b, c, d: (a * c, a * d, b * c, b * d), "max": lambda a, b, c, d: (max(a, c), max(b, d)),
+    "min": lambda a, b, c, d: (min(a, c), min(b, d)),
+    # Of the sign of the first number, and not larger than either; by zero it is that number.
+    "rem": lambda a, b, c, d: (
+        (max(min(a, 0), 1 - max(abs(c), abs(d))), min(max(b, 0), max(abs(c), abs(d)) - 1))
+        if c > 0 or d < 0 else (min(a, 0), max(b, 0))
+    ),
+}  # fmt: skip
+
+
 def real(builder: Builder, name: str, *args: Scalar) -> Scalar:
     """An elementwise primitive of real arguments of one type; the result has that type, or is a truth value."""
+    if args[0].dtype.kind not in "iu" or len(args) != 2:
+        return _real_of(builder, name, *args)
+    a, b = (_limits(builder, x) for x in args)
+    if a and b and name in ("lt", "ge", "gt", "le"):
+        low, high = (a, b) if name in ("lt", "ge") else (b, a)
+        if low[1] < high[0]:  # a < b for certain, or b < a
+            return number(name in ("lt", "gt"), bool)
+        if low[0] >= high[1]:
+            return number(name in ("ge", "le"), bool)
+    result = _real_of(builder, name, *args)
+    if name in _INTERVALS and a and b:
+        ends = _INTERVALS[name](*a, *b)
+        return _keep_limits(builder, result, (min(ends), max(ends)))
+    return result
+
+
+def _real_of(builder: Builder, name: str, *args: Scalar) -> Scalar:
     dtype = args[0].dtype
     result = np.dtype(bool) if name in _COMPARISONS else dtype
     if name in _FOLDED and all(a.is_constant for a in args) and not (dtype.kind == "b" and name in ("sub", "neg")):
@@ -154,6 +198,14 @@ def real(builder: Builder, name: str, *args: Scalar) -> Scalar:
             return number(_FOLDED[name](*(a.value for a in args)), result)
     if (simple := _simplified(name, dtype, args)) is not None:
         return simple
+    if name == "rem" and dtype.kind == "i" and args[1].is_constant and args[1].value in (2, 4, 8):
+        # The instruction that divides is none for vectors.
+        (x, low) = args[0].text, number(args[1].value - 1, dtype).text
+        if (limits := _limits(builder, args[0])) and limits[0] >= 0:
+            return builder.value(f"({x} & {low})", dtype, args[:1])
+        one = f"({_UNSIGNED[dtype.name]})"
+        return builder.value(f"({x} < 0 ? ({c_type(dtype)})-({c_type(dtype)})((0 - {one}{x}) & {low}) : {x} & {low})",
+                             dtype, args[:1])  # fmt: skip
     if name in _COMMUTATIVE:
         args = tuple(sorted(args, key=_order))
     if name in _COMPARISONS:
@@ -197,6 +249,10 @@ def _simplified(name: str, dtype: np.dtype, args: Sequence[Scalar]) -> Scalar | 
             for x, other in ((a, b), (b, a)):
                 if x.is_constant:
                     return other if bool(x.value) == (name == "and") else x
+        if name in ("eq", "ne"):
+            for x, other in ((a, b), (b, a)):
+                if x.is_constant and bool(x.value) == (name == "eq"):
+                    return other
         return None
     if name in ("add", "add_any"):
         if _is(a, 0.0) or _is(a, -0.0):
@@ -224,6 +280,10 @@ def convert(builder: Builder, x: Scalar, dtype: Any) -> Scalar:
         return number(x.value, dtype)
     if dtype.kind == "b":
         return builder.value(f"({x.text} != 0)", dtype, [x])
+    limits = _limits(builder, x) if x.dtype.kind in "biu" else None
+    if limits and x.dtype.itemsize == 8 and dtype.kind == "f" and limits[0] >= -(2**31) and limits[1] < 2**31:
+        # Few processors convert 64 bits of integers as vectors.
+        return builder.value(f"({c_type(dtype)})(int){x.text}", dtype, [x])
     if x.dtype.kind == "f" and dtype.kind in "iu":
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
         ctype = c_type(dtype)
@@ -232,7 +292,7 @@ def convert(builder: Builder, x: Scalar, dtype: Any) -> Scalar:
             f"{x.text} >= {float(high)!r} ? {number(high, dtype).text} : ({ctype}){x.text})"
         )
         return builder.value(text, dtype, [x])
-    return builder.value(f"({c_type(dtype)}){x.text}", dtype, [x])
+    return _keep_limits(builder, builder.value(f"({c_type(dtype)}){x.text}", dtype, [x]), limits)
 
 
 def choose(builder: Builder, condition: Scalar, yes: Element, no: Element) -> Element:
@@ -246,7 +306,12 @@ def choose(builder: Builder, condition: Scalar, yes: Element, no: Element) -> El
     assert isinstance(no, Scalar)
     if yes is no or (yes.text == no.text and yes.dtype == no.dtype):
         return yes
-    return builder.value(f"({condition.text} ? {yes.text} : {no.text})", yes.dtype, [condition, yes, no])
+    result = builder.value(f"({condition.text} ? {yes.text} : {no.text})", yes.dtype, [condition, yes, no])
+    if yes.dtype.kind in "iu":
+        a, b = _limits(builder, yes), _limits(builder, no)
+        if a and b:
+            return _keep_limits(builder, result, (min(a[0], b[0]), max(a[1], b[1])))
+    return result
 
 
 def apply(builder: Builder, name: str, *args: Element) -> Element:

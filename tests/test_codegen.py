@@ -106,6 +106,31 @@ STRUCTURE = {
     "meshgrid": lambda x, i: jnp.meshgrid(x[:2], x[2:4]),
     "take along": lambda x, i: jnp.take_along_axis(x, jnp.argsort(x), 0),
     "one hot": lambda x, i: jax.nn.one_hot(jnp.int32(jnp.abs(i)), 4),
+    "one of few": lambda x, i: (
+        x[:3][jnp.int32(i * 4)],
+        x.reshape(3, 2)[jnp.int32(i * 2), jnp.int32(i * 3)],
+        x.reshape(2, 3)[jnp.int32(i)],
+        lax.dynamic_slice(x.reshape(3, 2), (jnp.int32(i * 4), jnp.int32(i)), (2, 1)),
+        x[:3].at[jnp.int32(i * 4)].set(5.0),
+        x.reshape(2, 3).at[jnp.int32(i * 2)].add(x[:3], mode="clip"),
+        jnp.take(x[:4], jnp.int32(i * 9), mode="fill"),
+        jnp.take(x[:4], jnp.int32(i * 9), mode="wrap"),
+        x.reshape(3, 2).at[jnp.array([jnp.int32(i), 1]), jnp.array([1, jnp.int32(i)])].multiply(2.0),
+    ),
+    "remainders": lambda x, i: (
+        [lax.rem(jnp.int64(9 * x), jnp.int64(n)) for n in (2, 4, 8, 3)]
+        + [lax.rem(jnp.int8(x * 200), jnp.int8(n)) for n in (2, 4, 8, 3)]
+        + [jnp.int64(9 * x) % 2, jnp.int32(x * 1e12) % 4]
+    ),
+    "small integers": lambda x, i: (
+        (jnp.sum(x > 0) * 3 - 7) / 2,
+        jnp.float64(jnp.where(i > 0, jnp.int64(2) ** 40, -5)) + x,
+        jnp.float64(jnp.int64(x > 0) * 2**31),
+        jnp.float32(jnp.int64(x > 0) * -(2**31)),
+        jnp.float64(jnp.int8(x > 0) - 2),
+        jnp.float64(jnp.uint8(x > 0) - 2),
+        jnp.float64(jnp.int8(jnp.int32(x > 0) * 300)),
+    ),
     "large table": lambda x, i: jnp.asarray(np.sin(np.arange(50.0)))[jnp.int32(jnp.abs(i) * 20)],
     "searchsorted": lambda x, i: jnp.searchsorted(jnp.array([-1.0, 0.0, 0.5, 2.0]), i),
     "interp": lambda x, i: jnp.interp(i, jnp.array([-1.0, 0.0, 2.0]), x[:3]),

@@ -164,6 +164,8 @@ def test_loops_vectorise(tmp_path):
         "neo-Hookean": SAMPLE["neo-Hookean"],
         "inverse": (lambda a: (jnp.linalg.inv(a), jnp.linalg.cholesky(a @ a.T)), M),
         "eigh": (jnp.linalg.eigh, M),
+        "pivots": (jax.grad(lambda a: jnp.linalg.slogdet(a)[1]), (4, 4)),
+        "small choice": (lambda x, i: (x[jnp.int32(i)], x.at[jnp.int32(i)].add(2.0)), V, S),
     }  # fmt: skip
     missed = []
     for i, (name, (function, *shapes)) in enumerate(functions.items()):
@@ -175,6 +177,4 @@ def test_loops_vectorise(tmp_path):
         line = next(k for k, text in enumerate(unit.read_text().splitlines(), 1) if "CeedInt i = 0" in text)
         if not any(s.split(":")[1] in (str(line), str(line + 1)) and "loop vectorized" in s for s in said.splitlines()):
             missed.append(name)
-    # From JAX 0.11 on, the derivative of det goes through a pivoted factorisation, whose permutation is no vector code.
-    pivots = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
-    assert missed == (["neo-Hookean"] if pivots else [])
+    assert missed == []

@@ -1,9 +1,12 @@
 """Small linear systems are solved without pivots, also in derivatives."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from codegen_helpers import check, source_of
 
 import ceedtap as ct
 
@@ -67,6 +70,27 @@ def test_nothing_is_chosen_at_the_points():
 
     assert "?" not in inverse.source
     assert "fabs" not in inverse.source
+
+
+def test_inverse_and_determinant_share_their_cofactors():
+    for n in (2, 3):
+        shared = source_of(lambda a: (jnp.linalg.inv(a), jnp.linalg.det(a)), (n, n))
+        inverse = source_of(jnp.linalg.inv, (n, n))
+        body, alone = (s.split("CEED_QFUNCTION")[1] for s in (shared, inverse))
+        assert len(re.findall(r" = \w+ \* \w+;", body)) == len(re.findall(r" = \w+ \* \w+;", alone))
+        assert body.count(" / ") == 1
+    a = np.random.default_rng(0).standard_normal((9, 2, 3, 3))
+    check(lambda a: (jnp.linalg.det(a), jnp.linalg.inv(a)), a)
+    check(lambda a: jnp.linalg.det(a), a * 10.0 ** np.arange(-90, 90, 20)[:, None, None, None])
+
+
+def test_another_function_that_is_called_det():
+    @jax.jit
+    def det(a):
+        return jnp.linalg.det(2 * a) + jnp.linalg.inv(a)[0, 0]
+
+    check(lambda a: det(a), np.random.default_rng(0).standard_normal((9, 3, 3)))
+    check(lambda a: jax.jit(det)(a), np.random.default_rng(0).standard_normal((9, 2, 2)))
 
 
 def test_a_system_that_is_not_a_matrix_of_small_vectors():
