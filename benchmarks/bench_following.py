@@ -19,6 +19,7 @@ from ceedtap.publishing import Publisher
 jax.config.update("jax_enable_x64", True)
 SIZE = 20_000
 STEPS = 1000
+PAIRS = 25
 
 
 def loops(tap: ct.Tap) -> dict[str, Callable[[], object]]:
@@ -43,39 +44,73 @@ def loops(tap: ct.Tap) -> dict[str, Callable[[], object]]:
     return {"one program": one_program, "a program a step": many_programs}
 
 
+FOLLOWER = """
+import os, select, sys, time
+from ceedtap.following import Follower
+from ceedtap.live_table import Table
+
+os.nice(10)  # as ceedtap follow
+while sys.stdin.readline():
+    with Follower("bench") as follower:
+        table, due = Table(follower, "l2", None), time.monotonic() + 0.5
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            table.add(follower.receive(0.1) or [])
+            if time.monotonic() >= due:
+                table.rows()
+                due += 0.5
+    sys.stdin.readline()
+"""
+
+
 @contextlib.contextmanager
-def followed(publisher: Publisher) -> Iterator[None]:
-    """A follower in a process of its own."""
-    command = [sys.executable, "-m", "ceedtap", "follow", publisher.name, "--plain"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while not publisher.num_followers:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        yield
+def a_follower(publisher: Publisher) -> Iterator[Callable[[bool], None]]:
+    """A process that does what `ceedtap follow` does, when it is told to."""
+    with subprocess.Popen([sys.executable, "-c", FOLLOWER], stdin=subprocess.PIPE, text=True) as process:
+
+        def follow(on: bool) -> None:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            while bool(publisher.num_followers) != on:
+                time.sleep(0.001)
+
+        yield follow
         process.kill()
-    while publisher.num_followers:
-        time.sleep(0.01)
 
 
 def bench(name: str, run: Callable[[], object], tap: ct.Tap, listens: bool) -> bool:
     who = "a consumer listens" if listens else "nobody listens"
-    context = tap.attached(lambda u: None) if listens else contextlib.nullcontext()
-    with context, ct.publish("bench") as publisher:
+    with tap.attached(lambda u: None) if listens else contextlib.nullcontext():
+        with ct.publish("bench") as publisher, a_follower(publisher) as follow:
 
-        def with_follower() -> float:
-            with followed(publisher):
+            def followed() -> float:
+                follow(True)
+                taken = seconds(run)
+                follow(False)
+                return taken
+
+            ours, theirs, ratio = compare(followed, lambda: seconds(run), PAIRS)
+            print(f"{name}, {who}: {1e6 * theirs / STEPS:.1f} us a step, followed {1e6 * ours / STEPS:.1f} us")
+            ok = report("  followed / not followed", ratio, "", 1.05)
+
+            def processor_time(on: bool) -> float:
+                if on:
+                    follow(True)
+                start = time.process_time()
+                run()
+                taken = time.process_time() - start
+                if on:
+                    follow(False)
+                return taken
+
+            ratio = compare(lambda: processor_time(True), lambda: processor_time(False), PAIRS)[2]
+            report("  the same in processor time of all threads", ratio, "")
+
+        def published() -> float:
+            with ct.publish("bench"):
                 return seconds(run)
 
-        ours, theirs, ratio = compare(with_follower, lambda: seconds(run), 9)
-    print(f"{name}, {who}: {1e6 * theirs / STEPS:.1f} us a step, followed {1e6 * ours / STEPS:.1f} us")
-    ok = report("  followed / not followed", ratio, "", 1.05)
-
-    def published() -> float:
-        with ct.publish("bench"):
-            return seconds(run)
-
-    with tap.attached(lambda u: None) if listens else contextlib.nullcontext():
-        ratio = compare(published, lambda: seconds(run), 15)[2]
+        ratio = compare(published, lambda: seconds(run), PAIRS)[2]
     return report("  published, and nobody follows / not published", ratio, "", 1.02) and ok
 
 

@@ -27,10 +27,9 @@ from ceedtap.recording_definition import definition, pack, tap_name
 
 #: Frames are sent at such intervals, in seconds: a thread that is woken by each of them would disturb the program.
 TICK_SEC = 0.05
-#: What is copied for followers in a tick, besides the first event of each tap. A tap that has more stays silent for the
-#: rest of the tick, so that followers cost a program little, however fast it is; what they miss is counted.
-TICK_BYTES = 4 << 20
-TICK_EVENTS = 1000
+#: Events that are copied for followers in a tick, besides the first one of each tap. A tap that has more, or more bytes
+#: than its share, stays silent for the rest of the tick: followers cost a program little, however fast it is.
+TICK_EVENTS = 250
 #: Bytes that may wait for one follower.
 BACKLOG_BYTES = 32 << 20
 STATUS_SEC = 0.5
@@ -73,8 +72,11 @@ class Publisher:
 
     lossy = True
 
-    def __init__(self, name: str, taps: Iterable[str] | None = None) -> None:
+    def __init__(self, name: str, taps: Iterable[str] | None, megabytes_per_sec: float) -> None:
+        if not megabytes_per_sec > 0:
+            raise ValueError(f"publish: megabytes_per_sec is positive, got {megabytes_per_sec!r}")
         self.name = name
+        self._tick_bytes = megabytes_per_sec * 1e6 * TICK_SEC
         self._names = (taps,) if isinstance(taps, str) else taps if taps is None else tuple(taps)
         self._path = socket_path(name)
         self._lock_fd = _lock(self._path, name)
@@ -149,7 +151,7 @@ class Publisher:
         with self._lock:
             if not self._followers:
                 return
-            full = len(self._pending) >= TICK_EVENTS or self._pending_bytes + size > TICK_BYTES
+            full = len(self._pending) >= TICK_EVENTS or self._pending_bytes + size > self._tick_bytes
             if full and route in self._served:
                 self._missed[tap_name(route.binding)] += 1
                 mute = route not in self._muted
@@ -328,15 +330,16 @@ def _lock(path: str, name: str) -> int:
         os.close(fd)
 
 
-def publish(name: str, *, taps: Iterable[str] | None = None) -> Publisher:
+def publish(name: str, *, taps: Iterable[str] | None = None, megabytes_per_sec: float = 20.0) -> Publisher:
     """Lets other processes of this user follow tapped events: ``ceedtap follow NAME``, :func:`ceedtap.follow`.
 
-    As long as nobody follows this costs nothing. Followers that are slow miss events, which are counted; the program
-    never waits for them.
+    As long as nobody follows this costs nothing. Followers get some of the events when there are many, 5000 a second,
+    and the program never waits for them; what they miss is counted. A recording has everything.
 
     Args:
         name: letters, digits and ``-._``.
         taps: names of the taps, as for :func:`ceedtap.record`; None: all.
+        megabytes_per_sec: what is copied for followers at most. Of each tap they get an event now and then in any case.
 
     Returns:
         A context manager that ends the publication; :meth:`Publisher.close` and the end of the process do as well.
@@ -353,4 +356,4 @@ def publish(name: str, *, taps: Iterable[str] | None = None) -> Publisher:
     >>> print(event.tap, event.value)
     flux 42.0
     """
-    return Publisher(name, taps)
+    return Publisher(name, taps, megabytes_per_sec)
