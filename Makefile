@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python (3.11 or newer), a C compiler and nothing else.
-# PYTHON chooses the interpreter; each has an environment of its own.
+# PYTHON chooses the interpreter; each has an environment of its own. JOBS: how many processes run the tests.
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3; do if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 VENV := .venv
@@ -17,7 +17,7 @@ demo: $(VENV)/ready
 	$(BIN)/ceedtap demo
 
 test: $(VENV)/ready-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadfile $(PYTEST_ARGS)
 
 bench: $(VENV)/ready
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done

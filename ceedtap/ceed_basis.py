@@ -107,6 +107,29 @@ class Basis(CeedObject):
         """Values per quadrature point of one field: what a QFunction sees with this evaluation mode."""
         return 1 if emode == EvalMode.WEIGHT else self.components(emode) * self.ncomp
 
+    def check_kernel(self, transpose: bool) -> None:
+        """Refuses what a defect of libCEED would turn into a write past the end of an array.
+
+        For single elements, its kernel for AVX handles rows of one entry in groups of four, and loads and stores two
+        entries too many when one or two rows are left over (versions 0.12 and 1.0; ceed-avx-tensor.c,
+        CeedTensorContract_Avx_Single).
+
+        Raises:
+            CeedUnsupportedError: so it is here.
+        """
+        dim, nodes, points = (self.dim, self.P1d, self.Q1d) if isinstance(self, BasisTensorH1) else (
+            1, self.num_nodes, self.num_quadrature_points
+        )  # fmt: skip
+        rows, columns = (nodes, points) if transpose else (points, nodes)
+        groups = [self.ncomp * columns**k for k in range(dim)]
+        if rows == 1 and any(n > 4 and n % 4 in (1, 2) for n in groups):
+            if self.ceed.get_resource().endswith("avx/serial"):
+                what = "node" if transpose else "quadrature point"
+                raise CeedUnsupportedError(
+                    f"{self!r}: with one {what} in a direction and these components libCEED's backend avx/serial writes "
+                    "past the end of an array; use /cpu/self/avx/blocked or /cpu/self/opt/serial"
+                )
+
     def apply(self, nelem: int, emode: int, u: Vector | Sentinel, v: Vector, tmode: int = NOTRANSPOSE) -> None:
         """Applies the basis to E-vectors, or its transpose.
 
@@ -130,6 +153,8 @@ class Basis(CeedObject):
         nodes, points = nelem * self.num_nodes * self.ncomp, nelem * self.num_quadrature_points * self.field_size(mode)
         if mode is EvalMode.WEIGHT and (transpose is TRANSPOSE or u is not VECTOR_NONE):
             raise ValueError("EVAL_WEIGHT takes no input: u is VECTOR_NONE and tmode NOTRANSPOSE")
+        if nelem == 1 and mode is not EvalMode.WEIGHT:
+            self.check_kernel(transpose is TRANSPOSE)
         with self.ceed.lock:
             if mode is not EvalMode.WEIGHT:
                 check_vector(self, "u", u, points if transpose is TRANSPOSE else nodes)

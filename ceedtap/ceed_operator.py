@@ -549,6 +549,8 @@ class Operator(_Operator):
         if isinstance(basis, Basis):
             if not basis.components(mode):
                 raise ValueError(f"{where}: {basis!r} has no EVAL_{mode.name}")
+            if not weight:
+                basis.check_kernel(transpose=not field.is_input)
             if field.size != basis.field_size(mode):
                 raise ValueError(f"{where}: {basis!r} gives {basis.field_size(mode)} values per quadrature point")
         if isinstance(restriction, _ElemRestriction):

@@ -365,3 +365,24 @@ def test_threads_with_their_own_ceeds():
         [t.start() for t in threads], [t.join() for t in threads]
         assert not errors, errors
     """)
+
+
+@pytest.mark.parametrize(("dim", "components", "nodes", "bad"), [(1, 5, 2, True), (1, 6, 2, True), (1, 7, 2, False),
+                                                                (3, 3, 2, True), (2, 1, 3, False), (2, 2, 3, True)])  # fmt: skip
+def test_rows_that_the_avx_kernel_would_write_past(dim, components, nodes, bad):
+    """One quadrature point: refused on the backend with the defect, right on the others."""
+    for resource in ("/cpu/self/avx/serial", "/cpu/self/avx/blocked", "/cpu/self/opt/serial"):
+        ceed = ct.Ceed(resource)
+        basis = ceed.BasisTensorH1Lagrange(dim, components, nodes, 1, ct.GAUSS)
+        u, v = ceed.Vector(components * nodes**dim), ceed.Vector(components)
+        u.set_value(1.0)
+        if bad and resource == "/cpu/self/avx/serial":
+            with pytest.raises(CeedUnsupportedError, match="use /cpu/self/avx/blocked"):
+                basis.apply(1, ct.EVAL_INTERP, u, v)
+            restriction = ceed.ElemRestriction(1, nodes**dim, components, 1, len(u), components * np.arange(nodes**dim))
+            op = ceed.Operator(ceed.IdentityQFunction(components, ct.EVAL_INTERP, ct.EVAL_INTERP))
+            with pytest.raises(CeedUnsupportedError, match="writes past the end of an array"):
+                op.set_field("input", restriction, basis, ct.VECTOR_ACTIVE)
+        else:
+            basis.apply(1, ct.EVAL_INTERP, u, v)
+            np.testing.assert_allclose(v.to_numpy(), 1.0, rtol=1e-13)

@@ -13,7 +13,7 @@ MESH = ct.mesh.box(3, 2, 2)
 
 
 def run(function, *args):
-    with ct.outfeed_receiver():
+    with ct.outfeed_receiver(timeout_sec=120):
         return jax.block_until_ready(function(*args))
 
 

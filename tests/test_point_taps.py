@@ -38,7 +38,7 @@ class Keeper:
 
 
 def run(function, *args):
-    with ct.outfeed_receiver():
+    with ct.outfeed_receiver(timeout_sec=120):
         return jax.block_until_ready(function(*args))
 
 

@@ -14,7 +14,7 @@ MESH = ct.mesh.box(3, 3, 1, upper=(3.0, 1.5, 1.0))
 
 
 def run(function, *args):
-    with ct.outfeed_receiver():
+    with ct.outfeed_receiver(timeout_sec=120):
         return jax.block_until_ready(function(*args))
 
 
