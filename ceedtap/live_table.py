@@ -83,8 +83,8 @@ def sparkline(values: Any) -> str:
 
     >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
     '▁▂▃▄▅▆▇█'
-    >>> sparkline([1, 1e-4, 1e-8, float("nan")])
-    '█▄▁x'
+    >>> sparkline([1, 3e-4, 1e-8, float("nan")])
+    '█▅▁x'
     """
     numbers = np.array(list(values), float)
     finite = numbers[np.isfinite(numbers)]

@@ -63,7 +63,7 @@ def test_a_named_tap_that_nobody_listens_to(path):
         np.testing.assert_array_equal(series[10:13][-1], [12, 12, 12])
         np.testing.assert_array_equal(np.asarray(series[np.array([5, 2])])[:, 0], [5, 2])
         assert series.transforms == [()] * 100
-        assert np.all(np.diff(series.times) >= np.timedelta64(0))
+        assert np.all(np.diff(series.times) >= np.timedelta64(0, "ns"))
         assert set(series.devices) == {0}
         assert len(set(series.run_ids)) == 1
         assert (run.ended, run.damage) == (True, None)
