@@ -122,13 +122,13 @@ class Basis(CeedObject):
         )  # fmt: skip
         rows, columns = (nodes, points) if transpose else (points, nodes)
         groups = [self.ncomp * columns**k for k in range(dim)]
-        if rows == 1 and any(n > 4 and n % 4 in (1, 2) for n in groups):
-            if self.ceed.get_resource().endswith("avx/serial"):
-                what = "node" if transpose else "quadrature point"
-                raise CeedUnsupportedError(
-                    f"{self!r}: with one {what} in a direction and these components libCEED's backend avx/serial writes "
-                    "past the end of an array; use /cpu/self/avx/blocked or /cpu/self/opt/serial"
-                )
+        defective = rows == 1 and any(n > 4 and n % 4 in (1, 2) for n in groups)
+        if defective and self.ceed.get_resource().endswith("avx/serial"):
+            what = "node" if transpose else "quadrature point"
+            raise CeedUnsupportedError(
+                f"{self!r}: with one {what} in a direction and these components libCEED's backend avx/serial writes "
+                "past the end of an array; use /cpu/self/avx/blocked or /cpu/self/opt/serial"
+            )
 
     def apply(self, nelem: int, emode: int, u: Vector | Sentinel, v: Vector, tmode: int = NOTRANSPOSE) -> None:
         """Applies the basis to E-vectors, or its transpose.

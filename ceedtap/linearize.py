@@ -22,7 +22,7 @@ from ceedtap.sum_application import SumApplication, Term, derivative_terms, make
 if TYPE_CHECKING:
     from jax.experimental import sparse
 
-    from ceedtap.point_operator import _PointApplication
+    from ceedtap.point_application import PointApplication
 
 #: Point Jacobians of at most so many entries are stored: reading them costs less than computing them again.
 MAX_STORED = 16
@@ -38,7 +38,7 @@ class Linearization:
     """
 
     def __init__(
-        self, application: _PointApplication | SumApplication, wrt: str, inputs: Sequence[Any], stored: bool | None
+        self, application: PointApplication | SumApplication, wrt: str, inputs: Sequence[Any], stored: bool | None
     ) -> None:
         terms = terms_of(application)
         numbers = {
@@ -195,7 +195,7 @@ class _Part:
         return apply_p.bind(*self._inputs, op=self._application.with_function(function))[0]
 
     @property
-    def product(self) -> _PointApplication:
+    def product(self) -> PointApplication:
         """Of stored Jacobians and a direction."""
         function = _product(self._application.function, self._slot, self._application.domain, self._shape)
         return self._application.with_function(function)

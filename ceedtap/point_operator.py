@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,354 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ceedtap import jax_compat, point_taps
-from ceedtap.apply import Application, Connection, Mask, Switch, apply, check_array
-from ceedtap.ceed import (
-    BASIS_NONE,
-    ELEMRESTRICTION_NONE,
-    LINE,
-    USE_POINTER,
-    VECTOR_ACTIVE,
-    VECTOR_NONE,
-    Ceed,
-    EvalMode,
-    QFunction,
-    QFunctionContext,
-    Vector,
-)
-from ceedtap.ceed import Operator as CeedOperator
-from ceedtap.ceed_qfunction import MAX_FIELDS
+from ceedtap import jax_compat
+from ceedtap.apply import apply, check_array
+from ceedtap.ceed import Ceed, EvalMode
+from ceedtap.domain import Domain
 from ceedtap.fields import Field, as_integers
 from ceedtap.linearize import Linearization
+from ceedtap.point_application import PointApplication
 from ceedtap.point_function import PointFunction, Slot
 
 if TYPE_CHECKING:
     from ceedtap.operator_sum import OperatorSum
 
 Fields = Field | Sequence[Field]
-
-
-# -- the domain --------------------------------------------------------------------------------------------------------
-
-
-class _Domain:
-    """The elements and quadrature points that the fields of an operator share.
-
-    Raises:
-        ValueError: the spaces have different meshes, elements, quadratures or Ceeds, or there is none.
-    """
-
-    def __init__(self, fields: Mapping[str, Sequence[Field]]) -> None:
-        named = [(name, f.space) for name, values in fields.items() for f in values if f.space is not None]
-        if not named:
-            raise ValueError("an operator needs at least one field of a space: V.value, V.grad or V.weight")
-        first_name, self.space = named[0]
-        for name, space in named[1:]:
-            if difference := self.space.difference(space):
-                what, ours, theirs = difference
-                has, hint = "has", ""
-                if what == "their elements":
-                    has, hint = "is", ". Take traces of all spaces by V.boundary(...), or add two operators"
-                raise ValueError(
-                    f"the fields of an operator share {what}: {first_name} {has} {ours}, {name} {has} {theirs}{hint}"
-                )
-        self.ceed = self.space.ceed
-        self.num_elem: int = self.space.num_elements
-        self.num_points: int = self.space.num_quadrature_points
-        self.dtype = self.ceed.library.scalar_dtype
-
-    def slot(self, name: str, fields: Sequence[Field]) -> Slot:
-        """The slot of these fields, which belong to one array.
-
-        Raises:
-            ValueError: they do not.
-        """
-        first = fields[0]
-        if any(f.space is not first.space for f in fields) or (len(fields) > 1 and first.space is None):
-            raise ValueError(
-                f"the fields of {name} are evaluations of one array, so they belong to one space: {fields}"
-            )
-        if first.space is None:
-            return Slot(name, "quadrature", tuple(fields), (self.num_elem, self.num_points, *first.shape))
-        if first.eval_mode is EvalMode.WEIGHT:
-            return Slot(name, "weight", tuple(fields), ())
-        return Slot(name, "space", tuple(fields), first.space.shape)
-
-    # -- libCEED -------------------------------------------------------------------------------------------------
-
-    def place(self, slot: Slot, field: Field) -> tuple[Any, Any]:
-        """Restriction and basis of a field."""
-        if slot.kind == "space":
-            assert field.space is not None
-            return field.space.restriction, field.space.basis
-        if slot.kind == "weight":
-            return ELEMRESTRICTION_NONE, self.space.basis
-        n = field.size
-        if slot.kind == "quadrature":
-            points = self.num_points
-            size = self.num_elem * points * n
-            return self.ceed.StridedElemRestriction(self.num_elem, points, n, size, [n, 1, points * n]), BASIS_NONE
-        # What belongs to the operator as a whole: one node for all elements, whose basis function is 1 everywhere. So
-        # libCEED sums up the contributions of the points while it has them at hand. Its kernel for avx/serial writes
-        # past the end of arrays when an element has a single node, so there it has a second one, whose function is 0.
-        nodes = 2 if self.ceed.get_resource() == "/cpu/self/avx/serial" else 1
-        interp = np.tile(np.eye(1, nodes, dtype=self.dtype), (self.num_points, 1))
-        zero = np.zeros_like(interp)
-        basis = self.ceed.BasisH1(LINE, n, nodes, self.num_points, interp, zero, zero[:, 0], zero[:, 0])
-        offsets = np.zeros(self.num_elem * nodes, np.int32)
-        return self.ceed.ElemRestriction(self.num_elem, nodes, n, 1, n, offsets), basis
-
-    # -- plain JAX -----------------------------------------------------------------------------------------------
-
-    def at_points(self, field: Field, x: Any) -> Any:
-        """Values of a field at all points: (elements, points, *field.shape)."""
-        space = field.space
-        if space is None:
-            return x
-        if field.eval_mode is EvalMode.WEIGHT:
-            return jnp.broadcast_to(space.weights, (self.num_elem, self.num_points))
-        local = jnp.ravel(x)[space.element_dofs]
-        local = local if space.orientation is None else local * space.orientation
-        values = jnp.einsum("qpv,epc->eqvc", space.table(field.eval_mode), local)
-        return values.reshape(self.num_elem, self.num_points, *field.shape)
-
-    def from_points(self, field: Field, values: Any) -> Any:
-        """The transpose of :meth:`at_points`: the contributions to an array."""
-        space = field.space
-        if space is None:
-            return values
-        table = space.table(field.eval_mode)
-        values = values.reshape(self.num_elem, self.num_points, table.shape[2], -1)
-        local = jnp.einsum("qpv,eqvc->epc", table, values)
-        local = local if space.orientation is None else local * space.orientation
-        return jnp.zeros(math.prod(space.shape), values.dtype).at[space.element_dofs].add(local).reshape(space.shape)
-
-
-@dataclass
-class _Ends:
-    """What the fields of a libCEED operator are connected to.
-
-    Attributes:
-        inputs: by name of the slot, a vector or the part of `memory` that holds parameters.
-        outputs: the vectors of the results.
-        memory: of the QFunction's context.
-    """
-
-    inputs: dict[str, Vector | np.ndarray]
-    outputs: list[Vector]
-    memory: np.ndarray
-
-
-# -- application -------------------------------------------------------------------------------------------------------
-
-
-class _PointApplication(Application):
-    """A point function on the elements of a mesh. Slots for weights are no inputs."""
-
-    def __init__(self, function: PointFunction, domain: _Domain, bound: Mapping[str, np.ndarray]) -> None:
-        self.function = function
-        self.domain = domain
-        self.bound = {slot.name: bound[slot.name] for slot in function.inputs if slot.name in bound}
-        self.free = [slot for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound]
-        self.name = function.name
-        self.in_shapes = tuple(slot.shape for slot in self.free)
-        # When nobody listens to any of the taps they are not computed; one more output says whether they were.
-        self.optional = bool(function.taps) and all(tap.optional for tap in function.taps)
-        shapes = [slot.shape for slot in function.results]
-        self.out_shapes = (*shapes, ()) if self.optional else tuple(shapes)
-        self.num_tapped = len(self.out_shapes) - len(function.outputs)
-        self.linear = frozenset(i for i, slot in enumerate(self.free) if slot.name in function.linear)
-        self.dtype = function.dtype
-        self._derived: dict[Any, Any] = {}
-
-    # -- libCEED -------------------------------------------------------------------------------------------------
-
-    def qfunction(self, memory: np.ndarray) -> QFunction:
-        """The compiled QFunction, with this memory as its context."""
-        function, ceed = self.function, self.domain.ceed
-        source, name = function.source
-        fields = [slot for slot in function.inputs if slot.kind != "parameters"]
-        inputs, outputs = function.eval_modes(fields), function.eval_modes(function.results)
-        if len(fields) == len(function.inputs):
-            return QFunction.from_source(ceed, source, name, inputs=inputs, outputs=outputs)
-        context = QFunctionContext(ceed)
-        context.set_data(memory, cmode=USE_POINTER)
-        qf = QFunction.from_source(ceed, source, name, inputs=inputs, outputs=outputs, context=context)
-        qf.set_context_writable(False)
-        return qf
-
-    def new_ends(self) -> _Ends:
-        """New vectors for all inputs and outputs, and memory for the parameters."""
-        function, ceed = self.function, self.domain.ceed
-        parameters = [slot for slot in function.inputs if slot.kind == "parameters"]
-        memory = np.zeros(max(sum(slot.size for slot in parameters), 1), self.dtype)
-        inputs: dict[str, Vector | np.ndarray] = {
-            slot.name: ceed.Vector(slot.size) for slot in function.inputs if slot.kind not in ("parameters", "weight")
-        }
-        offset = 0
-        for slot in parameters:
-            inputs[slot.name] = memory[offset : offset + slot.size]
-            offset += slot.size
-        for name, value in self.bound.items():
-            end = inputs[name]
-            if isinstance(end, Vector):
-                end.set_array(np.ascontiguousarray(value).reshape(-1))
-            else:
-                end[:] = value.reshape(-1)
-        return _Ends(inputs, [ceed.Vector(slot.size) for slot in function.results], memory)
-
-    def build(self, active: str | None = None, ends: _Ends | None = None) -> tuple[CeedOperator, _Ends]:
-        """A libCEED operator whose fields have vectors of their own, or these, except for the active input and the
-        outputs that go with it."""
-        function = self.function
-        if function.num_fields > MAX_FIELDS:
-            raise ValueError(
-                f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
-                "inputs and outputs together, each part of a tuple and each tapped array counted"
-            )
-        ends = ends or self.new_ends()
-        op = self.domain.ceed.Operator(self.qfunction(ends.memory))
-        op.name = function.name
-        for slot in function.inputs:
-            if slot.kind != "parameters":
-                vector: Any = VECTOR_ACTIVE if slot.name == active else ends.inputs.get(slot.name, VECTOR_NONE)
-                self._set_fields(op, slot, vector)
-        for slot, output in zip(function.results, ends.outputs, strict=False):
-            self._set_fields(op, slot, VECTOR_ACTIVE if active is not None else output)
-        op.check()
-        return op, ends
-
-    def _set_fields(self, op: CeedOperator, slot: Slot, vector: Any) -> None:
-        for name, field in zip(slot.field_names(), slot.fields, strict=True):
-            op.set_field(name, *self.domain.place(slot, field), vector)
-            if slot in self.function.results and isinstance(vector, Vector):
-                # Outputs that contribute to one vector: libCEED adds them up. `set_field` refuses a vector that another
-                # output has, so the next one gets a handle of its own on the same vector.
-                vector = copy.copy(vector)
-
-    def connect(self) -> Connection:
-        op, ends = self.build()
-        inputs = [ends.inputs[slot.name] for slot in self.free]
-        if not self.optional:
-            return Connection(op, inputs, ends.outputs, (None, None))
-        idle, _ = self.silent().build(ends=ends)
-        switches = [Switch(tap.params["binding"].consumer) for tap in self.function.taps]
-        return Connection(op, inputs, [*ends.outputs, None], (None, None), idle, switches)
-
-    # -- plain JAX -----------------------------------------------------------------------------------------------
-
-    def evaluate(self, *inputs: Any) -> list[Any]:
-        given = {slot.name: x for slot, x in zip(self.free, inputs, strict=True)} | dict(self.bound)
-        values, axes = [], []
-        for slot in self.function.inputs:
-            for field in slot.fields:
-                x = given.get(slot.name)
-                values.append(x if slot.kind == "parameters" else self.domain.at_points(field, x))
-                axes.append(None if slot.kind == "parameters" else 0)
-        per_point = jax.vmap(jax.vmap(jax_compat.jaxpr_function(self.function.jaxpr), axes), axes)
-        results = iter(per_point(*values))
-        out = []
-        for slot in self.function.results:
-            parts = [(field, next(results)) for field in slot.fields]
-            if slot.kind == "parameters":
-                out.append(parts[0][1].sum((0, 1)))
-            else:
-                out.append(functools.reduce(jnp.add, [self.domain.from_points(f, v) for f, v in parts]))
-        return [*out, jnp.ones((), self.dtype)] if self.optional else out
-
-    def emit(self, tapped: Sequence[Any], inputs: Sequence[Any]) -> None:
-        point_taps.emit(
-            self.function.taps, tapped, {slot.name: x for slot, x in zip(self.free, inputs, strict=True)},
-            conditions=[tapped[-1]] if self.optional else [], linear=bool(self.function.linear),
-        )  # fmt: skip
-
-    # -- derivatives ---------------------------------------------------------------------------------------------
-
-    def jvp(self, mask: Mask) -> tuple[_PointApplication, Mask]:
-        moved = {slot.name for slot, wanted in zip(self.free, mask, strict=True) if wanted}
-        derivative = self.function.jvp(tuple(slot.name in moved for slot in self.function.inputs))
-        return self._pruned(derivative)
-
-    def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
-        if self.jvp(mask)[0].function.num_fields <= MAX_FIELDS:
-            return super().derivatives(mask)
-        if self.function.taps:
-            raise ValueError(
-                f"the derivative of {self.name} has more than {MAX_FIELDS} fields, which is all that an operator of "
-                "libCEED has room for, and cannot be split since it taps; tap less, or with tangents=False"
-            )
-        terms: list[tuple[Application, Mask, Mask]] = []
-        count = len(self.function.outputs)
-        for number in range(count):
-            has = tuple(i == number for i in range(count))
-            one = self.with_function(self.function.select(has))
-            for group in one._groups(mask):
-                derivative, takes = one.jvp(group)
-                moved = iter(takes[len(mask) :])
-                which = [chosen and next(moved) for wanted, chosen in zip(mask, group, strict=True) if wanted]
-                if any(which):
-                    terms.append((derivative, (*takes[: len(mask)], *which), has))
-        return terms
-
-    def _groups(self, mask: Mask) -> list[Mask]:
-        """The inputs of a mask in groups, such that there is room for derivatives by each."""
-        groups: list[list[bool]] = []
-        room = 0
-        for i, (slot, wanted) in enumerate(zip(self.free, mask, strict=True)):
-            if not wanted:
-                continue
-            if not groups or len(slot.fields) > room:
-                groups.append([False] * len(mask))
-                room = MAX_FIELDS - self.function.num_fields
-            groups[-1][i] = True
-            room -= len(slot.fields)
-        return [tuple(group) for group in groups]
-
-    def transpose(self, mask: Mask) -> tuple[Application, Mask]:
-        wanted = {slot.name for slot, undefined in zip(self.free, mask, strict=True) if undefined}
-        if not wanted <= self.function.linear:
-            raise TypeError(f"{self!r} is not linear in {', '.join(sorted(wanted - self.function.linear))}")
-        transposed = self.function.transpose(tuple(slot.name in wanted for slot in self.function.inputs))
-        return self._pruned(transposed)
-
-    def select(self, mask: Mask) -> _PointApplication | None:
-        count = len(self.function.outputs)
-        if all(mask[count:]):
-            return self.with_function(self.function.select(mask[:count]))
-        return None if any(mask[count:]) else self.silent().with_function(self.function.silent().select(mask[:count]))
-
-    def silent(self) -> _PointApplication:
-        """The operator without taps."""
-        return self.with_function(self.function.silent())
-
-    def batched(self) -> _PointApplication:
-        return self.with_function(self.function.batched())
-
-    def _pruned(self, function: PointFunction) -> tuple[_PointApplication, Mask]:
-        pruned = function.pruned()
-        kept = {slot.name for slot in pruned.inputs}
-        takes = tuple(
-            slot.name in kept for slot in function.inputs if slot.kind != "weight" and slot.name not in self.bound
-        )
-        return self.with_function(pruned), takes
-
-    def with_function(self, function: PointFunction) -> _PointApplication:
-        """The application of another function, on the same elements and with the same bound values."""
-        if function is self.function:
-            return self
-        application: _PointApplication = self.derived(
-            function, lambda: _PointApplication(function, self.domain, self.bound)
-        )
-        return application
-
-    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made from this application once: programs that are traced again find the same."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
-
-
-# -- public functions --------------------------------------------------------------------------------------------------
 
 
 class PointOperator:
@@ -373,9 +35,9 @@ class PointOperator:
         outputs: names of the results.
     """
 
-    _application: Any  # a _PointApplication; that of a sum has the same interface
+    _application: Any  # a PointApplication; that of a sum has the same interface
 
-    def __init__(self, application: _PointApplication, unravel: Callable[[Any], Any] | None, template: Any) -> None:
+    def __init__(self, application: PointApplication, unravel: Callable[[Any], Any] | None, template: Any) -> None:
         self._application = application
         self._unravel = unravel
         self._template = template
@@ -506,7 +168,7 @@ class PointOperator:
             with jax_compat.concrete():
                 bound["params"] = np.array(self._parameters(params))
         return PointOperator(
-            _PointApplication(application.function, application.domain, bound), self._unravel, self._template
+            PointApplication(application.function, application.domain, bound), self._unravel, self._template
         )
 
     def reference(self, *arrays: Any, params: Any = None, **named: Any) -> Any:
@@ -558,8 +220,8 @@ class PointOperator:
         function = replace(
             old, inputs=inputs, outputs=outputs, function=jax_compat.jaxpr_function(old.traced), _cache={}
         )
-        domain = _Domain({slot.name: slot.fields for slot in (*inputs, *outputs)})
-        moved = _PointApplication(function, domain, application.bound)
+        domain = Domain({slot.name: slot.fields for slot in (*inputs, *outputs)})
+        moved = PointApplication(function, domain, application.bound)
         return PointOperator(moved, self._unravel, self._template)
 
     @property
@@ -674,7 +336,7 @@ def _make(
         raise ValueError(f"inputs and outputs of {name} have different names; both have {', '.join(sorted(overlap))}")
     if not outputs:
         raise ValueError(f"the operator {name} has no outputs")
-    domain = _Domain(fields)
+    domain = Domain(fields)
     in_slots = [replace(domain.slot(n, fields[n]), as_tuple=_is_tuple(inputs[n])) for n in inputs]
     out_slots = [domain.slot(n, fields[n]) for n in outputs]
     if any(slot.kind == "weight" for slot in out_slots):
@@ -691,7 +353,7 @@ def _make(
     points = domain.num_elem, domain.num_points
     point_function = PointFunction(name, tuple(in_slots), tuple(out_slots), flat_function, domain.dtype, points=points)
     point_function.jaxpr  # noqa: B018  traced here, where the user's line is in the traceback
-    return PointOperator(_PointApplication(point_function, domain, {}), unravel, params)
+    return PointOperator(PointApplication(point_function, domain, {}), unravel, params)
 
 
 def _check_known(label: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from ceedtap.ceed import CompositeOperator, Operator, Vector
 from ceedtap.point_function import Slot
 
 if TYPE_CHECKING:
-    from ceedtap.point_operator import _PointApplication
+    from ceedtap.point_application import PointApplication
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Term:
         inputs, outputs: which inputs and outputs of the sum are its own, in its order. What it taps comes after those.
     """
 
-    application: _PointApplication
+    application: PointApplication
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
@@ -201,7 +201,7 @@ class SumApplication(Application):
     def batched(self) -> SumApplication:
         return self._changed("batched", lambda application: application.batched())
 
-    def _changed(self, key: str, change: Callable[[_PointApplication], _PointApplication]) -> SumApplication:
+    def _changed(self, key: str, change: Callable[[PointApplication], PointApplication]) -> SumApplication:
         if not self.num_tapped:
             return self
         terms = [replace(term, application=change(term.application)) for term in self.terms]
@@ -263,7 +263,7 @@ class SumApplication(Application):
         return result
 
 
-def _tapped(application: _PointApplication) -> tuple[Slot, ...]:
+def _tapped(application: PointApplication) -> tuple[Slot, ...]:
     """What an application taps."""
     return application.function.results[len(application.function.outputs) :]
 

@@ -367,8 +367,10 @@ def test_threads_with_their_own_ceeds():
     """)
 
 
-@pytest.mark.parametrize(("dim", "components", "nodes", "bad"), [(1, 5, 2, True), (1, 6, 2, True), (1, 7, 2, False),
-                                                                (3, 3, 2, True), (2, 1, 3, False), (2, 2, 3, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dim", "components", "nodes", "bad"),
+    [(1, 5, 2, True), (1, 6, 2, True), (1, 7, 2, False), (3, 3, 2, True), (2, 1, 3, False), (2, 2, 3, True)],
+)
 def test_rows_that_the_avx_kernel_would_write_past(dim, components, nodes, bad):
     """One quadrature point: refused on the backend with the defect, right on the others."""
     for resource in ("/cpu/self/avx/serial", "/cpu/self/avx/blocked", "/cpu/self/opt/serial"):

@@ -370,13 +370,13 @@ class TestOptional:
         np.testing.assert_allclose(keeper.values[0], 6.0, rtol=1e-13)
 
     def test_in_plain_jax(self, monkeypatch):
-        from ceedtap import point_operator
+        from ceedtap import point_application
         from ceedtap.toolchain import CompilerNotFound
 
         def refuse(self):
             raise CompilerNotFound("there is none")
 
-        monkeypatch.setattr(point_operator._PointApplication, "connect", refuse)
+        monkeypatch.setattr(point_application.PointApplication, "connect", refuse)
         V = space()
         tap, keeper = ct.Tap("gradient"), Keeper()
         f = jax.jit(tapped_gradient(V, tap))
