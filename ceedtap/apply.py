@@ -120,15 +120,16 @@ class Connection:
 
 
 class Switch:
-    """Whether somebody listens to a consumer, as native code sees it."""
+    """Whether somebody listens to a consumer, or records what it gets, as native code sees it."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.flag = ffi.new("uint8_t *")
+        self._consumer = consumer
         consumer.routes.add(self)
         self.enable(consumer.enabled)
 
     def enable(self, enabled: bool) -> None:
-        self.flag[0] = enabled
+        self.flag[0] = enabled or any(getattr(route, "tees", ()) for route in list(self._consumer.routes))
 
 
 class Application:

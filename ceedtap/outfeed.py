@@ -132,7 +132,9 @@ class Route:
 
     def choose(self, tees: Sequence[Tee]) -> None:
         self.tees = tuple(tee for tee in tees if tee.wants(self))
-        self.enable(self.binding.consumer.enabled)
+        consumer = self.binding.consumer
+        for user in list(consumer.routes):  # operators compute what is tapped in them if anybody wants it
+            user.enable(consumer.enabled)
 
     def enable(self, enabled: bool) -> None:
         consumer = self.binding.consumer

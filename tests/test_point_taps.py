@@ -369,6 +369,20 @@ class TestOptional:
             np.testing.assert_array_equal(run(g, jnp.ones(V.num_nodes), 3.0), quiet)
         np.testing.assert_allclose(keeper.values[0], 6.0, rtol=1e-13)
 
+    def test_recorded_while_nothing_is_attached(self, tmp_path):
+        V = space()
+        tap = ct.Tap("gradient")
+        f = jax.jit(tapped_gradient(V, tap))
+        u = jnp.asarray(V.nodes[:, 0] ** 2)
+        run(f, u, MESH.points)
+        with ct.record(tmp_path / "run.ctap"):
+            run(f, u, MESH.points)
+        run(f, u, MESH.points)
+        recorded = ct.open(tmp_path / "run.ctap")["gradient"]
+        assert recorded.shape == (1, 9, V.num_quadrature_points, 3)
+        assert recorded.labels["operator"] == "flow"
+        np.testing.assert_allclose(recorded[0][..., 0], 2 * points_of(V)[..., 0], atol=1e-12)
+
     def test_in_plain_jax(self, monkeypatch):
         from ceedtap import point_application
         from ceedtap.toolchain import CompilerNotFound
