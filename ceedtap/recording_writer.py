@@ -148,8 +148,7 @@ class Recorder:
             if high << 32 | low < self._begun:
                 return
             self._past_begin = True
-        header_nbytes = len(route.header_bytes)
-        header = _seal(view, header_nbytes)
+        header, body = _seal(view, len(route.header_bytes))
         with self._lock:
             if self._closed.is_set() or self._error is not None:
                 return
@@ -157,11 +156,12 @@ class Recorder:
                 self._define(route)
             self._note(header)
             self._events += 1
-            body, pad = view[header_nbytes:], bytes(fmt.padding(len(view)))
+            pad = bytes(fmt.padding(len(view)))
             if len(view) < FLUSH_BYTES:
                 self._buffer += header
                 self._buffer += body
-                self._buffer += pad
+                if pad:
+                    self._buffer += pad
                 if len(self._buffer) >= FLUSH_BYTES:
                     self._flush()
             else:
@@ -247,12 +247,12 @@ class Recorder:
                 self._flush()
 
 
-def _seal(frame: memoryview, header_nbytes: int) -> bytearray:
-    """The header of a frame, with a checksum."""
-    header = bytearray(frame[:header_nbytes])
+def _seal(frame: memoryview, header_nbytes: int) -> tuple[bytearray, memoryview]:
+    """The header of a frame, with a checksum, and the rest."""
+    header, body = bytearray(frame[:header_nbytes]), frame[header_nbytes:]
     header[16] |= protocol.HAS_CHECKSUM
-    struct.pack_into("<I", header, 48, crc32(frame[header_nbytes:], zlib.crc32(header)))
-    return header
+    header[48:52] = crc32(body, zlib.crc32(header)).to_bytes(4, "little")
+    return header, body
 
 
 def crc32(data: Any, crc: int = 0) -> int:
