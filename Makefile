@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml setup.py $(wildcard ceedtap/native/*.c ceedtap/native/*.h) ceedtap/native/build.py
 
-.PHONY: demo test bench lint fuzz clean
+.PHONY: demo test bench lint docs fuzz clean
 
 demo: $(VENV)/ready
 	$(BIN)/ceedtap demo
@@ -34,8 +34,13 @@ lint: $(VENV)/ready-lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The documentation site, in site/. Warnings are errors. The code is read, not imported, so nothing is built for it.
+docs: $(VENV)/ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "-- open site/index.html"
+
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info ceedtap/native/_native.c ceedtap/native/_native*.so
+	rm -rf .venv .venv-* build site dist *.egg-info ceedtap/native/_native.c ceedtap/native/_native*.so
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The requirements of one extra of pyproject.toml. Installing the extra through the package would build the package again.
@@ -61,4 +66,9 @@ $(VENV)/ready-test: $(VENV)/ready
 
 $(VENV)/ready-lint: $(VENV)/ready-test
 	$(BIN)/pip install --quiet $(call extra,lint)
+	@touch $@
+
+$(VENV)/ready-docs: $(VENV)/made pyproject.toml
+	@echo "-- installing what the documentation needs"
+	$(BIN)/pip install --quiet $(call extra,docs)
 	@touch $@
