@@ -255,6 +255,10 @@ class Builder:
         if isinstance(statement, Line) and not self.varying.isdisjoint(statement.uses):
             self.varying.update(statement.sets)
 
+    def statement(self, text: str, sets: Sequence[str], uses: Sequence[str]) -> None:
+        """Any line, such as a call of a function that fills arrays."""
+        self._append(Line(text, tuple(sets), tuple(uses)))
+
     def raw(self, text: str, sets: Sequence[str], uses: Sequence[str]) -> None:
         """A line for all lanes at once."""
         self._append(Line(text, tuple(sets), tuple(uses), raw=True))
@@ -504,7 +508,16 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 @functools.cache
 def _load_rules() -> None:
-    for room in ("rules", "arrays", "control", "sums", "linalg", "special"):  # they import this module
+    for room in (
+        "rules",
+        "arrays",
+        "control",
+        "sums",
+        "linalg",
+        "spectral",
+        "schur",
+        "special",
+    ):  # they import this module
         importlib.import_module(f"ceedtap.codegen_{room}")
 
 

@@ -323,11 +323,7 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
         [x.shape[d] - sizes.get(d, 1) + 1 for d in numbers.scatter_dims_to_operand_dims], updates.size
     )
     if dynamic and not few:
-        parts = real_parts(x)
-        if len(parts) > 1:
-            raise TranslationError("has no translation to C for complex numbers at indices known at run time only")
-        dtype = parts[0][0].dtype
-        arrays = builder.array(parts[0], dtype)
+        arrays = [(builder.array(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
     for index in np.ndindex(*updates.shape):
         batch = [i for d, i in enumerate(index) if d not in numbers.update_window_dims]
         offsets = dict(zip(window, (index[d] for d in numbers.update_window_dims), strict=True))
@@ -366,9 +362,12 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
             first.append((strides[d], clamped(builder, start, high)))
         flat = flat_index(builder, first, offset)
         assert arrays is not None
-        old = builder.load(arrays, flat.text, dtype, [flat])
-        builder.store(arrays, flat, choose(builder, inside_, combined(old, updates[index]), old))
+        loaded = [[builder.load(array, flat.text, dtype, [flat])] for array, dtype in arrays]
+        old = from_parts(loaded, ())[()]
+        new = np.array(choose(builder, inside_, combined(old, updates[index]), old), object)
+        for (array, _), part in zip(arrays, real_parts(new), strict=True):
+            builder.store(array, flat, part[0])
     if dynamic and not few:
         assert arrays is not None
-        out = builder.elements_of(arrays, [out.size], dtype)
+        out = from_parts([list(builder.elements_of(array, [out.size], dtype)) for array, dtype in arrays], out.shape)
     return [out.reshape(x.shape)]

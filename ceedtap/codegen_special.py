@@ -554,8 +554,8 @@ _REASONS = {
         "dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd dot_product_attention_fwd_wrapper ffi_call "
         "scaled_dot scaled_matmul scaled_matmul_wrapper"
     ),
-    "eigenvalues and factors of matrices that are not symmetric are not implemented": (
-        "eig geqp3 hessenberg schur tridiagonal"
+    "this factor of matrices that are not symmetric is not implemented": (
+        "geqp3 hessenberg tridiagonal"
     ),
     "shapes must be known": "dim_as_value dimension_size ragged_dot_general shape_assertion",
     "it belongs to JAX's own machinery": (
