@@ -59,6 +59,8 @@ SAMPLE = {
     "linear algebra": (lambda a: (jnp.linalg.inv(a), jnp.linalg.eigh(a), jnp.linalg.svd(a), jsl.expm(a)), M),
     "qr": (jnp.linalg.qr, M),
     "large eigh": (lambda a: jnp.linalg.eigh(jnp.kron(a, a)[:6, :6]), M),
+    "schur": (lambda a: (jsl.sqrtm(a).real, jnp.linalg.eig(a)[1].imag), M),
+    "network": (lambda x: jax.grad(lambda x: jnp.sum(layer(x)))(x), V),
     "special": (lambda x: (lax.digamma(x), lax.igamma(2.0, x), jsp.betainc(1.0, 2.0, x), lax.erf_inv(x)), S),
     "more special": (lambda x: (lax.zeta(2.0, x), lax.bessel_i1e(x), lax.lgamma(x)), S),
     "bits": (lambda x: lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.int64) | 1, jnp.float64), S),

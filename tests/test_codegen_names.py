@@ -53,7 +53,7 @@ def test_names_are_those_of_the_values_and_not_of_their_derivatives():
     ):
         named = lines(source_of(function, *shapes))
         assert named["lnJ"] == "ceedtap_log(J)"
-        assert re.fullmatch(r"\w+ [-+] \w+", named["J"])
+        assert re.fullmatch(r"\w+ [-+*] \w+", named["J"])
         if "s" in named:
             assert named["s"] == "sin(lnJ)"
         # Of a quotient and its derivative, which stand in one line, neither is known to be the value.
@@ -73,7 +73,7 @@ def test_the_tangent_of_an_operator():
     for source in (mass.source, tangent.function.source[0]):
         named = lines(source)
         assert re.fullmatch(r"u_i \* \w+|\w+ \* u_i", named["cube"]) if "cube" in named else source is not mass.source
-        assert re.fullmatch(r"\w+ [-+] \w+", named["J"])
+        assert re.fullmatch(r"\w+ [-+*] \w+", named["J"])
 
 
 def same_names(x):
