@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml setup.py $(wildcard ceedtap/native/*.c ceedtap/native/*.h) ceedtap/native/build.py
 
-.PHONY: demo test bench lint docs fuzz clean
+.PHONY: demo test bench notebooks lint docs fuzz clean
 
 demo: $(VENV)/ready
 	$(BIN)/ceedtap demo
@@ -21,6 +21,10 @@ test: $(VENV)/ready-test
 
 bench: $(VENV)/ready
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+# Executes the notebooks in place, or those named by NOTEBOOKS.
+notebooks: $(VENV)/ready-test
+	$(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 # Long runs; a short sample of each is among the tests. INPUTS chooses how long.
 fuzz: $(VENV)/ready-test
