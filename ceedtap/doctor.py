@@ -177,7 +177,7 @@ def _compiler_version(command: Sequence[str]) -> str:
 def _check_optional() -> Iterator[Finding]:
     packages = {
         "meshio": ("mesh files, demo.vtu", "pip install 'ceedtap[mesh]'"),
-        "matplotlib": ("demo.png", "pip install 'ceedtap[plot]'"),
+        "matplotlib": ("pictures, demo.png", "pip install 'ceedtap[plot]'"),
         "scipy": ("sparse matrices, tests", "pip install scipy"),
     }
     for name, (use, fix) in packages.items():

@@ -97,7 +97,7 @@ class Live(Consumer):
             place = float(first.max())  # of several lanes, the one that goes on
             leaves = leaves[1:]
         else:
-            place = float(self.events)
+            place = float(self.events * self.every)
         numbers = np.concatenate([leaf.ravel().astype(np.float64) for leaf in leaves])
         if not 0 < numbers.size <= _MOST_LINES:
             raise ValueError(

@@ -71,6 +71,8 @@ def field(
     """
     if backend not in (None, "matplotlib", "pyvista"):
         raise ValueError(f"backend is None, 'matplotlib' or 'pyvista', got {backend!r}")
+    if ax is not None and backend == "pyvista":
+        raise ValueError("ax= is for matplotlib; pyvista draws in a window of its own")
     in_space = cut(on, values, displacement)
     space_dim = in_space.points.shape[-1]
     if backend is None and ax is None and space_dim == 3 and _has_pyvista():
@@ -117,6 +119,10 @@ def live(
         every: only every n-th event is sent.
         options: of :func:`field`: `cmap`, `vmin`, `vmax`, `lines`, `colorbar`.
 
+    Raises:
+        TypeError: options that do not fit to what is drawn.
+        ImportError: matplotlib is not installed.
+
     Derivatives are not drawn. Of a batch, every lane of a number is a line; fields of a batch are refused.
 
     >>> import ceedtap as ct, jax
@@ -133,6 +139,7 @@ def live(
         raise TypeError("log= is for histories of numbers, without a space or mesh")
     if not interval > 0:
         raise ValueError(f"interval: expected a positive number of seconds, got {interval!r}")
+    _need_matplotlib(2)
     draw_field: Callable[..., Any] | None = None
     dim = 2
     if on is not None:
@@ -151,12 +158,17 @@ def _limits(values: FloatArray, vmin: float | None, vmax: float | None) -> tuple
     return low if vmin is None else vmin, high if vmax is None else vmax
 
 
-def _axes(ax: Any, dim: int) -> Any:
+def _need_matplotlib(dim: int) -> Any:
     try:
-        import matplotlib as mpl
+        import matplotlib
     except ImportError as error:
         more = ", or pyvista: pip install 'ceedtap[plot3d]'" if dim == 3 else ""
         raise ImportError(f"pictures need matplotlib: pip install 'ceedtap[plot]'{more}") from error
+    return matplotlib
+
+
+def _axes(ax: Any, dim: int) -> Any:
+    mpl = _need_matplotlib(dim)
     if ax is None:
         from matplotlib import pyplot
 

@@ -141,6 +141,8 @@ def test_other_wrong_arguments_are_told(ceed):
         ct.plot.field(mesh, ["a"] * 9)
     with pytest.raises(ValueError, match="backend is"):
         ct.plot.field(mesh, u, backend="plotly")
+    with pytest.raises(ValueError, match="ax= is for matplotlib"):
+        ct.plot.field(mesh, u, backend="pyvista", ax=pyplot.figure().add_subplot())
     with pytest.raises(ValueError, match="got Axes3D"):
         ct.plot.field(mesh, u, ax=pyplot.figure().add_subplot(projection="3d"))
     solid = ct.mesh.box(1, 1, 1)
@@ -225,6 +227,8 @@ def test_without_the_packages(ceed, monkeypatch):
         ct.plot.field(mesh, mesh.points[:, 0])
     with pytest.raises(ImportError, match=r"pip install 'ceedtap\[plot\]'$"):
         ct.plot.field(ct.mesh.box(1, 1), [0.0])
+    with pytest.raises(ImportError, match=r"pip install 'ceedtap\[plot\]'$"):
+        ct.plot.live()
 
 
 def test_pyvista(ceed):
@@ -261,6 +265,12 @@ def test_a_history_of_numbers():
     assert view.figure.axes[0].get_yscale() == "log"
     assert view.events == 3
     assert view.figure is view.figure
+
+
+def test_rare_events_know_their_number():
+    view = ct.plot.live(every=10)
+    follow(view, jnp.arange(25.0))
+    assert lines_of(view) == [[[0, 0], [10, 10], [20, 20]]]
 
 
 def test_a_history_with_places_has_a_gap_between_runs():

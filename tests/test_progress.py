@@ -156,6 +156,26 @@ def test_calls_from_a_loop_in_python_count_on():
     assert counts(out.getvalue()) == [(1, 8), (2, 8), (4, 8), (6, 8), (8, 8)]
 
 
+def test_without_jit():
+    out = io.StringIO()
+    bar = ct.progress(4, output_stream=out)
+    for i in range(4):
+        assert ct.id_tap(bar, i) == i
+    ct.barrier_wait()
+    assert counts(out.getvalue()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_attached_to_a_named_tap():
+    out = io.StringIO()
+    tap, bar = ct.Tap("step"), ct.progress(4, output_stream=out)
+    f = jax.jit(lambda: jax.lax.fori_loop(0, 4, lambda i, x: ct.id_tap(tap, i, result=x), 0))
+    f()
+    with ct.outfeed_receiver(), tap.attached(bar):
+        f()
+        ct.barrier_wait()
+    assert counts(out.getvalue()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_nested_loops_share_a_line(first):
     out = Terminal()
