@@ -138,7 +138,17 @@ class Tap(Consumer):
 
     @contextlib.contextmanager
     def attached(self, func: Callable[..., Any] | Consumer) -> Iterator[Consumer]:
-        """Attaches a function for the body of a `with` statement."""
+        """Attaches a function for the body of a `with` statement.
+
+        At its end it waits for nothing, since the program may go on. To have all events of a call, let
+        :func:`ceedtap.barrier_wait`, or the end of an inner :func:`ceedtap.outfeed_receiver`, be in the body:
+
+        >>> import ceedtap as ct, jax
+        >>> flux = ct.Tap("flux")
+        >>> with flux.attached(print), ct.outfeed_receiver():
+        ...     _ = jax.jit(lambda x: ct.id_tap(flux, 2 * x))(2)
+        4
+        """
         consumer = self.attach(func)
         try:
             yield consumer
