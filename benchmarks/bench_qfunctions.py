@@ -356,9 +356,8 @@ def network(x: jax.Array) -> jax.Array:
 def on_arrays(cube: Cube) -> bool:
     """`pointwise` against `jit(vmap(f))`, and the network as an operator against plain JAX."""
     rng, ok = np.random.default_rng(0), True
-    F = jnp.asarray(
-        np.eye(3) + 0.1 * rng.standard_normal((20000, 3, 3))
-    )  # in the cache; beyond it memory is what is measured
+    # As many points as the cache holds; with more, memory is what is measured.
+    F = jnp.asarray(np.eye(3) + 0.1 * rng.standard_normal((20000, 3, 3)))
     x, y = (jnp.asarray(rng.standard_normal((20000, n))) for n in (3, 6))
 
     def vjp(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -142,7 +142,7 @@ def run(seeds: list[int], rtol: float = 1e-9) -> list[str]:
         pointers = [(ctypes.c_void_p * len(xs))(*[x.ctypes.data for x in xs]) for xs in (ins, got)]
         getattr(library, f"f{seed}")(None, POINTS, *pointers)
         got = [g.T.reshape(w.shape) for g, w in zip(got, want, strict=True)]
-        # Without optimisation XLA returns nan now and then where it does not operation by operation.
+        # Without optimisation XLA is wrong now and then, where the same operations one by one are right.
         if difference(got, want, rtol) and (found := difference(got, reference(function, args, "2"), rtol)):
             failed.append(f"seed {seed}: {found}")
     return failed
