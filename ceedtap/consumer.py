@@ -99,9 +99,8 @@ class Tap(Consumer):
     >>> flux = ct.Tap("flux")
     >>> f = jax.jit(lambda x: ct.id_tap(flux, 2 * x))
     >>> _ = f(1)  # nobody listens
-    >>> with ct.outfeed_receiver(), flux.attached(print):
+    >>> with flux.attached(print):
     ...     _ = f(2)
-    ...     ct.barrier_wait()
     4
     """
 
@@ -140,12 +139,12 @@ class Tap(Consumer):
     def attached(self, func: Callable[..., Any] | Consumer) -> Iterator[Consumer]:
         """Attaches a function for the body of a `with` statement.
 
-        At its end it waits for nothing, since the program may go on. To have all events of a call, let
-        :func:`ceedtap.barrier_wait`, or the end of an inner :func:`ceedtap.outfeed_receiver`, be in the body:
+        At its end it waits until everything that was tapped in the body has been delivered; it gives up, as the end of
+        the process does, where a consumer gets nothing done for ten seconds.
 
         >>> import ceedtap as ct, jax
         >>> flux = ct.Tap("flux")
-        >>> with flux.attached(print), ct.outfeed_receiver():
+        >>> with flux.attached(print):
         ...     _ = jax.jit(lambda x: ct.id_tap(flux, 2 * x))(2)
         4
         """
@@ -153,6 +152,7 @@ class Tap(Consumer):
         try:
             yield consumer
         finally:
+            _deliver()
             self.detach(consumer)
 
     def _fan_out(self, *args: Any, **kwargs: Any) -> None:
@@ -166,6 +166,12 @@ class Tap(Consumer):
                 failures.append((consumer, error))
         if failures:
             raise _Failures(failures)
+
+
+def _deliver() -> None:
+    from ceedtap import outfeed  # which imports this module
+
+    outfeed.deliver()
 
 
 class _Failures(Exception):

@@ -344,12 +344,23 @@ class Outfeed:
         note = f"raised by consumer {name} for event {frame.seq} of device {frame.device}, run {frame.run_id}"
         for consumer, exception in failures_of(route.binding.consumer, error) if route else [(None, error)]:
             exception.add_note(note)
+            if isinstance(exception, TypeError) and "keyword argument" in str(exception):
+                exception.add_note(
+                    "consumers get transforms= for batches and derivatives, and where= and operator= for what is "
+                    "tapped at quadrature points: take them, by name or as **labels; id_tap(..., tangents=False) "
+                    "leaves the derivatives out"
+                )
             if consumer is not None and consumer.on_error == "log":
                 logger.error(note, exc_info=exception)
                 continue
             if consumer is not None and consumer.on_error == "disable":
                 consumer.enable(False)
             self.keep(exception)
+
+    @property
+    def is_receiver(self) -> bool:
+        """Whether the calling thread is the one that calls consumers."""
+        return threading.current_thread() is self._thread
 
     def keep(self, error: Exception) -> None:
         """Keeps an exception until somebody asks for those of consumers."""
@@ -375,7 +386,7 @@ class Outfeed:
         Returns:
             False when a limit was reached first.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_receiver:
             raise RuntimeError("a consumer cannot wait for the outfeed: it would wait for itself to return")
         target = queue_stats()["emitted"]
         if target:
@@ -497,6 +508,13 @@ def wait_for_programs() -> None:
     # events that did arrive.
     with contextlib.suppress(Exception):
         jax.effects_barrier()
+
+
+def deliver() -> None:
+    """Waits until what has been emitted is consumed, unless a consumer is stuck, or it is a consumer that calls."""
+    if not OUTFEED.is_receiver:
+        wait_for_programs()
+        OUTFEED.drain(patience=EXIT_PATIENCE_SEC)
 
 
 OUTFEED = Outfeed()

@@ -231,3 +231,43 @@ def test_bad_limits():
         ct.outfeed.configure(budget_bytes=-1)
     with pytest.raises(TypeError, match="needs a function"):
         ct.Consumer(3)
+
+
+def test_the_end_of_attached_waits_for_what_was_tapped():
+    tap, seen = ct.Tap("late"), []
+
+    def slow(x):
+        time.sleep(0.02)
+        seen.append(int(x))
+
+    f = jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda i, c: ct.id_tap(tap, i, result=c), 0))
+    with tap.attached(slow):
+        f(5)
+    assert seen == [0, 1, 2, 3, 4]
+    f(5)
+    ct.barrier_wait()
+    assert len(seen) == 5
+    with pytest.raises(KeyError), tap.attached(slow):
+        f(2)
+        raise KeyError
+    assert seen[5:] == [0, 1]
+
+
+def test_attached_in_a_consumer_does_not_wait_for_itself():
+    inner, seen = ct.Tap("inner"), []
+
+    def outer(x):
+        with inner.attached(seen.append):
+            ct.id_tap(inner, x)
+
+    with ct.outfeed_receiver():
+        ct.id_tap(outer, 1)
+    ct.barrier_wait()
+
+
+@pytest.mark.parametrize("consumer", [lambda x: None, [].append], ids=["function", "builtin"])
+def test_consumers_that_do_not_take_transforms_are_told_how(consumer):
+    with pytest.raises(ct.CallbackException) as caught, ct.outfeed_receiver():
+        jax.vmap(lambda x: ct.id_tap(consumer, x))(jnp.ones(2))
+    (error,) = caught.value.exceptions
+    assert any("consumers get transforms= for batches and derivatives" in note for note in error.__notes__)
