@@ -172,6 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         args = _parser().parse_args(argv)
+        args.own_process = argv is None
         with _prompt_interrupts():
             return int(args.run(args))
     except KeyboardInterrupt:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import sys
 import time
 from collections import deque
@@ -180,9 +178,6 @@ def run(
             import rich.table
         except ImportError as error:
             raise ImportError("the live table needs rich: pip install ceedtap[follow]; or use --plain") from error
-    if hasattr(os, "nice"):
-        os.nice(10)  # what is followed comes first
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         follower = Follower(name, math.inf if wait else 0.0)
     except (ConnectionError, ValueError, PermissionError) as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from typing import Any
 
@@ -74,6 +76,10 @@ def _complain(command: str, error: BaseException) -> int:
 def _follow(args: argparse.Namespace) -> int:
     from ceedtap import live_table
 
+    if args.own_process:
+        if hasattr(os, "nice"):
+            os.nice(10)  # what is followed comes first
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return live_table.run(
             args.name, norm=args.norm, taps=args.tap, interval=args.interval, plain_text=args.plain, once=args.once,

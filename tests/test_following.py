@@ -521,7 +521,9 @@ def test_a_producer_that_is_killed_is_told():
 
 
 def test_wrong_calls_of_follow(monkeypatch, capsys):
+    nice = os.nice(0)
     assert cli.main(["follow", "nobody", "--once"]) == 1
+    assert os.nice(0) == nice  # only a process of its own steps back
     assert "nobody publishes 'nobody'" in capsys.readouterr().err
     assert cli.main(["follow", "a/b", "--once"]) == 1
     assert "a name has up to 64" in capsys.readouterr().err
