@@ -185,6 +185,8 @@ class FrameFile:
         covers."""
         index = self._index_before(self.size)
         parts = [self._scan(index.after if index else self._first, self.size)]
+        if self.ended and self._last_index != (index.own if index else 0):
+            self._note_damage(RecordingError("the last index is not where the end says", max(self._last_index, 0)))
         while index is not None:
             parts.append(index.entries)
             if not index.previous:
@@ -229,7 +231,14 @@ class FrameFile:
             mark = bytes(self._view[start : start + 12])
             if mark == _mark(protocol.END_OF_STREAM):
                 self.ended = True
-            elif mark != _mark(fmt.INDEX):
+                last = layout.decode(self.memory(start, layout.nbytes))
+                self._last_index = int(last[0][0]) if [a.shape for a in last] == [(1,)] else -1
+            elif mark == _mark(fmt.INDEX):
+                try:
+                    self._index_at(start)
+                except RecordingError as error:  # a good frame at a wrong place: whole frames before it are missing
+                    self._note_damage(error)
+            else:
                 offsets.append(start)
                 labels += self._view[start:][fmt.LABELS]
             start += layout.padded

@@ -167,6 +167,16 @@ def test_damage_is_where_the_damaged_frame_starts(number, tmp_path):
         assert "damaged from byte" in str(run.damage)
 
 
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_whole_frames_that_are_missing(number, tmp_path):
+    """The rest is a sequence of good frames; an index at another place than it says tells."""
+    data, starts = by_hand()
+    starts.append(len(data) - len(frame(0, np.zeros(1, "u8"))))
+    with ct.open(write(tmp_path / "x.ctap", data[: starts[number]] + data[starts[number + 1] :])) as run:
+        assert run.damage is not None or not run.ended
+        assert len(run["u"]) == {2: 1, 3: 1, 4: 2}[number]
+
+
 @pytest.mark.parametrize("data", [b"", b"CET2", b"no recording of ours" * 10, bytes(1000)], ids=len)
 def test_files_that_are_no_recordings(data, tmp_path):
     with pytest.raises(ct.RecordingError, match=r"x\.ctap: .*\(at byte 0 of the file\)"):
