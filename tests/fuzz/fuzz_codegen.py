@@ -143,9 +143,23 @@ def run(seeds: list[int], rtol: float = 1e-9) -> list[str]:
         getattr(library, f"f{seed}")(None, POINTS, *pointers)
         got = [g.T.reshape(w.shape) for g, w in zip(got, want, strict=True)]
         # Without optimisation XLA is wrong now and then, where the same operations one by one are right.
-        if difference(got, want, rtol) and (found := difference(got, reference(function, args, "2"), rtol)):
-            failed.append(f"seed {seed}: {found}")
+        if difference(got, want, rtol) and (found := difference(got, want := reference(function, args, "2"), rtol)):
+            shifted = reference(function, [np.nextafter(a, np.inf) for a in args], "2")
+            if not ill_conditioned(got, want, shifted):
+                failed.append(f"seed {seed}: {found}")
     return failed
+
+
+def ill_conditioned(got: list[np.ndarray], want: list[np.ndarray], shifted: list[np.ndarray]) -> bool:
+    """Whether what differs is lost in rounding anyway, as the cosine of a huge number is: the last bit of the inputs
+    changes it as much."""
+    return all(
+        np.array_equal(np.isnan(g), np.isnan(w))
+        and np.all(
+            np.abs(g - w)[np.isfinite(w)] <= 100 * np.abs(s - w)[np.isfinite(w)] + 1e-9 * np.abs(w[np.isfinite(w)])
+        )
+        for g, w, s in zip(got, want, shifted, strict=True)
+    )
 
 
 def reference(function: Callable[..., Any], args: list[np.ndarray], level: str | None = None) -> list[np.ndarray]:
