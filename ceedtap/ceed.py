@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ceedtap import (
     ceed_basis,
+    ceed_blocked,
     ceed_callback,
     ceed_composite,
     ceed_context,
@@ -30,6 +31,11 @@ from ceedtap.ceed_basis import BasisHcurl as BasisHcurl
 from ceedtap.ceed_basis import BasisHdiv as BasisHdiv
 from ceedtap.ceed_basis import BasisTensorH1 as BasisTensorH1
 from ceedtap.ceed_basis import BasisTensorH1Lagrange as BasisTensorH1Lagrange
+from ceedtap.ceed_blocked import BlockedCurlOrientedElemRestriction as BlockedCurlOrientedElemRestriction
+from ceedtap.ceed_blocked import BlockedElemRestriction as BlockedElemRestriction
+from ceedtap.ceed_blocked import BlockedOrientedElemRestriction as BlockedOrientedElemRestriction
+from ceedtap.ceed_blocked import BlockedStridedElemRestriction as BlockedStridedElemRestriction
+from ceedtap.ceed_blocked import TransposeBlockedElemRestriction as TransposeBlockedElemRestriction
 from ceedtap.ceed_callback import PythonQFunction as PythonQFunction
 from ceedtap.ceed_composite import CompositeOperator as CompositeOperator
 from ceedtap.ceed_composite import OperatorAtPoints as OperatorAtPoints
@@ -82,15 +88,10 @@ from ceedtap.ceed_qfunction import QFunction as QFunction
 from ceedtap.ceed_qfunction import QFunctionByName as QFunctionByName
 from ceedtap.ceed_qfunction import QFunctionField as QFunctionField
 from ceedtap.ceed_restriction import AtPointsElemRestriction as AtPointsElemRestriction
-from ceedtap.ceed_restriction import BlockedCurlOrientedElemRestriction as BlockedCurlOrientedElemRestriction
-from ceedtap.ceed_restriction import BlockedElemRestriction as BlockedElemRestriction
-from ceedtap.ceed_restriction import BlockedOrientedElemRestriction as BlockedOrientedElemRestriction
-from ceedtap.ceed_restriction import BlockedStridedElemRestriction as BlockedStridedElemRestriction
 from ceedtap.ceed_restriction import CurlOrientedElemRestriction as CurlOrientedElemRestriction
 from ceedtap.ceed_restriction import ElemRestriction as ElemRestriction
 from ceedtap.ceed_restriction import OrientedElemRestriction as OrientedElemRestriction
 from ceedtap.ceed_restriction import StridedElemRestriction as StridedElemRestriction
-from ceedtap.ceed_restriction import TransposeBlockedElemRestriction as TransposeBlockedElemRestriction
 from ceedtap.ceed_restriction import TransposeElemRestriction as TransposeElemRestriction
 from ceedtap.ceed_vector import Vector as Vector
 
@@ -286,7 +287,7 @@ class Ceed:
         cmode: int = COPY_VALUES,
     ) -> BlockedElemRestriction:
         """See :class:`ceedtap.ceed.BlockedElemRestriction`."""
-        return ceed_restriction.BlockedElemRestriction(
+        return ceed_blocked.BlockedElemRestriction(
             self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, memtype, cmode
         )
 
@@ -304,7 +305,7 @@ class Ceed:
         cmode: int = COPY_VALUES,
     ) -> BlockedOrientedElemRestriction:
         """See :class:`ceedtap.ceed.BlockedOrientedElemRestriction`."""
-        return ceed_restriction.BlockedOrientedElemRestriction(
+        return ceed_blocked.BlockedOrientedElemRestriction(
             self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, orients, memtype, cmode
         )
 
@@ -322,7 +323,7 @@ class Ceed:
         cmode: int = COPY_VALUES,
     ) -> BlockedCurlOrientedElemRestriction:
         """See :class:`ceedtap.ceed.BlockedCurlOrientedElemRestriction`."""
-        return ceed_restriction.BlockedCurlOrientedElemRestriction(
+        return ceed_blocked.BlockedCurlOrientedElemRestriction(
             self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, curlorients, memtype, cmode
         )
 
@@ -330,7 +331,7 @@ class Ceed:
         self, nelem: int, elemsize: int, blksize: int, ncomp: int, lsize: int, strides: npt.ArrayLike | Sentinel
     ) -> BlockedStridedElemRestriction:
         """See :class:`ceedtap.ceed.BlockedStridedElemRestriction`."""
-        return ceed_restriction.BlockedStridedElemRestriction(self, nelem, elemsize, blksize, ncomp, lsize, strides)
+        return ceed_blocked.BlockedStridedElemRestriction(self, nelem, elemsize, blksize, ncomp, lsize, strides)
 
     def AtPointsElemRestriction(
         self, nelem: int, ncomp: int, lsize: int, points: Sequence[npt.ArrayLike]

@@ -10,6 +10,7 @@ import numpy as np
 
 from ceedtap.ceed_assembly import Assembly
 from ceedtap.ceed_basis import Basis
+from ceedtap.ceed_blocked import _Blocked
 from ceedtap.ceed_constants import (
     BASIS_NONE,
     ELEMRESTRICTION_NONE,
@@ -30,7 +31,7 @@ from ceedtap.ceed_ffi import (
 )
 from ceedtap.ceed_object import immediate, text
 from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction
-from ceedtap.ceed_restriction import AtPointsElemRestriction, _Blocked, _ElemRestriction, check_distinct, check_vector
+from ceedtap.ceed_restriction import AtPointsElemRestriction, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
 if TYPE_CHECKING:

@@ -52,6 +52,11 @@ class _ElemRestriction(CeedObject):
             )
 
     @property
+    def _block(self) -> tuple[int, ...]:
+        """The number of elements in a block, if there are blocks: an argument of libCEED's."""
+        return ()
+
+    @property
     def esize(self) -> int:
         """Length of the E-vector."""
         return self.nelem * self.elemsize * self.ncomp
@@ -64,7 +69,7 @@ class _ElemRestriction(CeedObject):
     @classmethod
     def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> ElemRestriction | StridedElemRestriction:
         """An element restriction that other code made; see :meth:`ceedtap.Vector.wrap`."""
-        from ceedtap import ceed_foreign
+        from ceedtap import ceed_blocked, ceed_foreign
 
         found = ceed_foreign.find(obj, ceed, "CeedElemRestriction", own)
         library = found.ceed.library
@@ -72,8 +77,8 @@ class _ElemRestriction(CeedObject):
         with found.ceed.lock:
             found.ceed._call("CeedElemRestrictionIsStrided", found.pointer, strided)
             found.ceed._call("CeedElemRestrictionGetBlockSize", found.pointer, block)
-            names = ("ElemRestriction", "StridedElemRestriction")
-            kind: Any = globals()[("Blocked" if block[0] > 1 else "") + names[strided[0]]]
+            rooms = (ceed_blocked.BlockedElemRestriction, ceed_blocked.BlockedStridedElemRestriction)
+            kind: Any = rooms[strided[0]] if block[0] > 1 else (ElemRestriction, StridedElemRestriction)[strided[0]]
             self: Any = kind.__new__(kind)
             self.blksize = block[0]
             self._read_sizes(found.ceed, found.pointer)
@@ -246,7 +251,7 @@ class ElemRestriction(_ElemRestriction):
                 f"{self.compstride}, lsize = {self.lsize})"
             ) from None
         ffi = ceed.library.ffi
-        block = (self.blksize,) if isinstance(self, _Blocked) else ()
+        block = self._block
         kind = ("Blocked" if block else "") + self._orientation
         arrays = [ffi.from_buffer("CeedInt[]", values)]
         if orients is not None:
@@ -407,7 +412,7 @@ class StridedElemRestriction(_ElemRestriction):
                 f"strides {strides!r} lead to entry {last} of an L-vector of {self.lsize} (nelem = {self.nelem}, "
                 f"elemsize = {self.elemsize}, ncomp = {self.ncomp})"
             )
-        block = (self.blksize,) if isinstance(self, _Blocked) else ()
+        block = self._block
 
         def create(handle: Any) -> None:
             ceed._call(
@@ -435,145 +440,6 @@ class StridedElemRestriction(_ElemRestriction):
         layout = self.ceed.library.ffi.new("CeedInt[3]")
         self._call("CeedElemRestrictionGetLLayout", self.pointer, layout)
         return layout[0], layout[1], layout[2]
-
-
-class _Blocked(_ElemRestriction):
-    """What the restrictions to blocks of elements share.
-
-    The E-vector has its elements in blocks of `blksize`, in which the element is the fastest index; the last block is
-    filled up with copies of the last element. Such a restriction is not for operators.
-    """
-
-    blksize: int
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return -(-self.nelem // self.blksize)
-
-    @property
-    def esize(self) -> int:
-        """Length of the E-vector, with the last block filled up."""
-        return self.num_blocks * self.blksize * self.elemsize * self.ncomp
-
-    def apply_block(
-        self, block: int, u: Vector, v: Vector, tmode: int = NOTRANSPOSE, request: Sentinel = REQUEST_IMMEDIATE
-    ) -> None:
-        """Applies the restriction of one block, or its transpose.
-
-        Args:
-            block: number of the block.
-            u: the L-vector; with TRANSPOSE the block, of ``blksize * elemsize * ncomp`` entries.
-            v: the block, overwritten; with TRANSPOSE the L-vector, to which the sums are ADDED.
-            tmode: NOTRANSPOSE or TRANSPOSE.
-            request: REQUEST_IMMEDIATE.
-
-        Raises:
-            TypeError, ValueError, CeedAccessError: as :meth:`apply`.
-        """
-        block = integer("block", block, 0, max(self.num_blocks - 1, 0))
-        if not self.nelem:
-            raise ValueError(f"block: {self!r} has none")
-        self._apply("CeedElemRestrictionApplyBlock", (block,), u, v, tmode, request, self.esize // self.num_blocks)
-
-    @property
-    def T(self) -> TransposeBlockedElemRestriction:
-        """The transpose."""
-        return TransposeBlockedElemRestriction(self)
-
-    def transpose(self) -> TransposeBlockedElemRestriction:
-        """The transpose."""
-        return TransposeBlockedElemRestriction(self)
-
-
-class BlockedElemRestriction(_Blocked, ElemRestriction):
-    """An :class:`ElemRestriction` to blocks of elements; made by :meth:`ceedtap.Ceed.BlockedElemRestriction`.
-
-    Args:
-        blksize: elements in a block.
-        nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode: as for :class:`ElemRestriction`.
-    """
-
-    def __init__(
-        self,
-        ceed: Ceed,
-        nelem: int,
-        elemsize: int,
-        blksize: int,
-        ncomp: int,
-        compstride: int,
-        lsize: int,
-        offsets: npt.ArrayLike,
-        memtype: int = MEM_HOST,
-        cmode: int = COPY_VALUES,
-    ) -> None:
-        self.blksize = integer("blksize", blksize, 1, 4096)
-        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode)
-
-
-class BlockedOrientedElemRestriction(_Blocked, ElemRestriction):
-    """An :class:`OrientedElemRestriction` to blocks of elements."""
-
-    _orientation = "Oriented"
-
-    def __init__(
-        self,
-        ceed: Ceed,
-        nelem: int,
-        elemsize: int,
-        blksize: int,
-        ncomp: int,
-        compstride: int,
-        lsize: int,
-        offsets: npt.ArrayLike,
-        orients: npt.ArrayLike,
-        memtype: int = MEM_HOST,
-        cmode: int = COPY_VALUES,
-    ) -> None:
-        self.blksize = integer("blksize", blksize, 1, 4096)
-        signs = _orients(orients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
-        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, signs)
-
-
-class BlockedCurlOrientedElemRestriction(_Blocked, ElemRestriction):
-    """A :class:`CurlOrientedElemRestriction` to blocks of elements."""
-
-    _orientation = "CurlOriented"
-
-    def __init__(
-        self,
-        ceed: Ceed,
-        nelem: int,
-        elemsize: int,
-        blksize: int,
-        ncomp: int,
-        compstride: int,
-        lsize: int,
-        offsets: npt.ArrayLike,
-        curlorients: npt.ArrayLike,
-        memtype: int = MEM_HOST,
-        cmode: int = COPY_VALUES,
-    ) -> None:
-        self.blksize = integer("blksize", blksize, 1, 4096)
-        rows = _curl_orients(curlorients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
-        self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, rows)
-
-
-class BlockedStridedElemRestriction(_Blocked, StridedElemRestriction):
-    """A :class:`StridedElemRestriction` to blocks of elements."""
-
-    def __init__(
-        self,
-        ceed: Ceed,
-        nelem: int,
-        elemsize: int,
-        blksize: int,
-        ncomp: int,
-        lsize: int,
-        strides: npt.ArrayLike | Sentinel,
-    ) -> None:
-        self.blksize = integer("blksize", blksize, 1, 4096)
-        self._create_strided(ceed, (nelem, elemsize, ncomp, lsize), strides)
 
 
 class AtPointsElemRestriction(_ElemRestriction):
@@ -651,18 +517,6 @@ class TransposeElemRestriction:
     def apply(self, u: Vector, v: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
         """Adds the sums of the E-vector `u` to the L-vector `v`."""
         self._restriction.apply(u, v, TRANSPOSE, request)
-
-
-class TransposeBlockedElemRestriction(TransposeElemRestriction):
-    """The transpose of a restriction to blocks."""
-
-    def __init__(self, elemrestriction: _Blocked) -> None:
-        super().__init__(elemrestriction)
-        self._blocked = elemrestriction
-
-    def apply_block(self, block: int, u: Vector, v: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
-        """Adds the sums of the block `u` to the L-vector `v`."""
-        self._blocked.apply_block(block, u, v, TRANSPOSE, request)
 
 
 def check_vector(owner: CeedObject, name: str, vector: Any, length: int) -> None:
