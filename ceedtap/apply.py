@@ -12,7 +12,7 @@ import itertools
 import secrets
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,11 @@ class Application:
     dtype: np.dtype
     num_tapped: int = 0
 
+    @property
+    def num_results(self) -> int:
+        """How many of the outputs are results."""
+        return len(self.out_shapes) - self.num_tapped
+
     def connect(self) -> Connection:
         """Makes the libCEED side; called once, when a program is lowered."""
         raise NotImplementedError
@@ -174,7 +179,7 @@ class Application:
     def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
         """What :meth:`jvp` gives, as a sum where one operator has no room for it. The third mask says which outputs a
         term has."""
-        return [(*self.jvp(mask), (True,) * (len(self.out_shapes) - self.num_tapped))]
+        return [(*self.jvp(mask), (True,) * self.num_results)]
 
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         """The transpose: of the inputs in which the operator is not linear and a cotangent for each output. The second
@@ -182,8 +187,19 @@ class Application:
         raise TypeError(f"the transpose of {self!r} is not known")
 
     def select(self, mask: Mask) -> Application | None:
-        """The operator with some of its outputs only; None where that is not possible."""
+        """The operator with some of its outputs only; None where that is not possible, as with a part of its taps."""
+        results, tapped = mask[: self.num_results], mask[self.num_results :]
+        if all(tapped):
+            return self.with_results(results)
+        return None if any(tapped) else self.silent().with_results(results)
+
+    def with_results(self, mask: Mask) -> Application | None:
+        """The operator with some of its results only, and with all of its taps; None where that is not possible."""
         return None
+
+    def silent(self) -> Application:
+        """The operator without taps."""
+        return self
 
     def emit(self, tapped: Sequence[Any], inputs: Sequence[Any]) -> None:
         """Taps the last outputs."""
@@ -191,6 +207,16 @@ class Application:
     def batched(self) -> Application:
         """The operator whose derivatives are those of a batch."""
         return self
+
+    @functools.cached_property
+    def _derived(self) -> dict[Any, Any]:
+        return {}
+
+    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What is made from this application once: programs that are traced again find the same."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     def __repr__(self) -> str:
         shapes = " -> ".join(", ".join(map(str, side)) for side in (self.in_shapes, self.out_shapes))
@@ -231,10 +257,9 @@ class Application:
 def apply(op: Application, *inputs: Any) -> list[Any]:
     """The results of an operator in a program, which emits what it taps."""
     outs = apply_p.bind(*inputs, op=op)
-    count = len(outs) - op.num_tapped
     if op.num_tapped:
-        op.emit(outs[count:], inputs)
-    return list(outs[:count])
+        op.emit(outs[op.num_results :], inputs)
+    return list(outs[: op.num_results])
 
 
 # -- lowering and evaluation -----------------------------------------------------------------------------------------
@@ -322,7 +347,7 @@ def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], li
     outs = apply_p.bind(*primals, op=op)
     mask = tuple(type(t) is not jax_compat.Zero for t in tangents)
     # Nothing but taps can use what is there to be tapped, and the derivative has taps of its own.
-    count = len(outs) - op.num_tapped
+    count = op.num_results
     zeros = [jax_compat.zero_tangent(out) for out in outs[count:]]
     if not op.num_tapped and all(i in op.linear for i, moved in enumerate(mask) if moved):
         directions = [
@@ -352,7 +377,7 @@ def _transpose(cotangents: Any, *args: Any, op: Application) -> list[Any]:
     mask = tuple(map(jax_compat.is_undefined_primal, args))
     transposed, takes = op.transpose(mask)
     known = [arg for i, arg in enumerate(args) if i not in op.linear]
-    everything = [*known, *map(jax_compat.instantiate_zeros, cotangents[: len(cotangents) - op.num_tapped])]
+    everything = [*known, *map(jax_compat.instantiate_zeros, cotangents[: op.num_results])]
     outs = iter(apply(transposed, *(x for x, wanted in zip(everything, takes, strict=True) if wanted)))
     results: list[Any] = []
     for arg, linear in zip(args, mask, strict=True):

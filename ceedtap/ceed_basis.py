@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
 
 
+def writes_past_single_rows(ceed: Ceed) -> bool:
+    """Whether the backend has the defect that :meth:`Basis.check_kernel` describes."""
+    return ceed.get_resource().endswith("avx/serial")
+
+
 class Basis(CeedObject):
     """What all bases share.
 
@@ -123,7 +128,7 @@ class Basis(CeedObject):
         rows, columns = (nodes, points) if transpose else (points, nodes)
         groups = [self.ncomp * columns**k for k in range(dim)]
         defective = rows == 1 and any(n > 4 and n % 4 in (1, 2) for n in groups)
-        if defective and self.ceed.get_resource().endswith("avx/serial"):
+        if defective and writes_past_single_rows(self.ceed):
             what = "node" if transpose else "quadrature point"
             raise CeedUnsupportedError(
                 f"{self!r}: with one {what} in a direction and these components libCEED's backend avx/serial writes "

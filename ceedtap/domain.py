@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap.ceed import BASIS_NONE, ELEMRESTRICTION_NONE, LINE, EvalMode
+from ceedtap.ceed_basis import writes_past_single_rows
 from ceedtap.fields import Field
 from ceedtap.point_function import Slot
 
@@ -74,7 +75,7 @@ class Domain:
         # What belongs to the operator as a whole: one node for all elements, whose basis function is 1 everywhere. So
         # libCEED sums up the contributions of the points while it has them at hand. Its kernel for avx/serial writes
         # past the end of arrays when an element has a single node, so there it has a second one, whose function is 0.
-        nodes = 2 if self.ceed.get_resource() == "/cpu/self/avx/serial" else 1
+        nodes = 2 if writes_past_single_rows(self.ceed) else 1
         interp = np.tile(np.eye(1, nodes, dtype=self.dtype), (self.num_points, 1))
         zero = np.zeros_like(interp)
         basis = self.ceed.BasisH1(LINE, n, nodes, self.num_points, interp, zero, zero[:, 0], zero[:, 0])

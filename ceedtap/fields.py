@@ -63,8 +63,8 @@ def quadrature(*shape: int, dtype: npt.DTypeLike | None = None) -> Field:
     return Field(None, EvalMode.NONE, shape, None if dtype is None else np.dtype(dtype))
 
 
-def as_integers(values: Any, dtype: np.dtype | None) -> Any:
-    """What stands for integers or booleans in libCEED, as these."""
+def from_scalars(values: Any, dtype: np.dtype | None) -> Any:
+    """What libCEED's scalars stand for: booleans, integers, or real numbers of another type; None: themselves."""
     if dtype is None:
         return values
     return values != 0 if dtype == np.bool_ else jax.lax.convert_element_type(values, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,6 @@ class PointApplication(Application):
         self.num_tapped = len(self.out_shapes) - len(function.outputs)
         self.linear = frozenset(i for i, slot in enumerate(self.free) if slot.name in function.linear)
         self.dtype = function.dtype
-        self._derived: dict[Any, Any] = {}
 
     # -- libCEED -------------------------------------------------------------------------------------------------
 
@@ -212,14 +211,10 @@ class PointApplication(Application):
         transposed = self.function.transpose(tuple(slot.name in wanted for slot in self.function.inputs))
         return self._pruned(transposed)
 
-    def select(self, mask: Mask) -> PointApplication | None:
-        count = len(self.function.outputs)
-        if all(mask[count:]):
-            return self.with_function(self.function.select(mask[:count]))
-        return None if any(mask[count:]) else self.silent().with_function(self.function.silent().select(mask[:count]))
+    def with_results(self, mask: Mask) -> PointApplication:
+        return self.with_function(self.function.select(mask))
 
     def silent(self) -> PointApplication:
-        """The operator without taps."""
         return self.with_function(self.function.silent())
 
     def batched(self) -> PointApplication:
@@ -241,9 +236,3 @@ class PointApplication(Application):
             function, lambda: PointApplication(function, self.domain, self.bound)
         )
         return application
-
-    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made from this application once: programs that are traced again find the same."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]

@@ -34,7 +34,6 @@ class _Pointwise(Application):
         self.num_tapped = len(function.results) - len(function.outputs)
         self.linear = frozenset(i for i, slot in enumerate(function.inputs) if slot.name in function.linear)
         self.dtype = function.dtype
-        self._derived: dict[PointFunction, _Pointwise] = {}
 
     @functools.cached_property
     def key(self) -> int:
@@ -67,19 +66,18 @@ class _Pointwise(Application):
     def transpose(self, mask: Mask) -> tuple[Application, Mask]:
         return self._pruned(self.function.transpose(mask))
 
-    def select(self, mask: Mask) -> Application | None:
-        count = len(self.function.outputs)
-        if all(mask[count:]):
-            return self._of(self.function.select(mask[:count]))
-        return None if any(mask[count:]) else self._of(self.function.silent().select(mask[:count]))
+    def with_results(self, mask: Mask) -> Application:
+        return self._of(self.function.select(mask))
+
+    def silent(self) -> Application:
+        return self._of(self.function.silent())
 
     def _pruned(self, function: PointFunction) -> tuple[Application, Mask]:
         return self._of(function.pruned()), function.used
 
     def _of(self, function: PointFunction) -> _Pointwise:
-        if function not in self._derived:
-            self._derived[function] = _Pointwise(function)
-        return self._derived[function]
+        application: _Pointwise = self.derived(function, lambda: _Pointwise(function))
+        return application
 
 
 def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ import numpy as np
 from ceedtap import jax_compat, point_taps
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.codegen_qfunction import Argument, qfunction
-from ceedtap.fields import Field, as_integers
+from ceedtap.fields import Field, from_scalars
 
 Kind = Literal["space", "quadrature", "parameters", "weight"]
 Mask = tuple[bool, ...]
@@ -91,8 +91,12 @@ class PointFunction:
         return point_taps.label(closed, self.name) if point_taps.has_taps(closed) else closed
 
     @cached_property
+    def _has_taps(self) -> bool:
+        return point_taps.has_taps(self.traced)
+
+    @cached_property
     def _collected(self) -> point_taps.Collected:
-        if not point_taps.has_taps(self.traced):
+        if not self._has_taps:
             return point_taps.Collected(self.traced, (), ())
         collected = point_taps.collect(self.traced, self.name, self.dtype)
         return replace(collected, closed=jax_compat.without_dead_code(collected.closed))
@@ -121,7 +125,7 @@ class PointFunction:
         """The values of the inputs by name, as the user's function takes them; `unravel` makes the parameters."""
         given, named = iter(values), {}
         for slot in self.inputs:
-            parts = tuple(as_integers(next(given), field.dtype) for field in slot.fields)
+            parts = tuple(from_scalars(next(given), field.dtype) for field in slot.fields)
             if slot.kind == "parameters" and unravel is not None:
                 named[slot.name] = unravel(parts[0])
             else:
@@ -222,7 +226,7 @@ class PointFunction:
         return self._rewritten("batched", point_taps.batched)
 
     def _rewritten(self, key: str, rewrite: Callable[[Any], Callable[..., list[Any]]]) -> PointFunction:
-        if not point_taps.has_taps(self.traced):
+        if not self._has_taps:
             return self
         return self.derived(key, lambda: replace(self, function=rewrite(self.traced), _cache={}))
 

@@ -16,7 +16,7 @@ from ceedtap import jax_compat
 from ceedtap.apply import apply, check_array
 from ceedtap.ceed import Ceed, EvalMode
 from ceedtap.domain import Domain
-from ceedtap.fields import Field, as_integers
+from ceedtap.fields import Field, from_scalars
 from ceedtap.linearize import Linearization
 from ceedtap.point_application import PointApplication
 from ceedtap.point_function import PointFunction, Slot
@@ -181,7 +181,7 @@ class PointOperator:
         return outputs
 
     def _results(self, outs: Sequence[Any]) -> Any:
-        outs = [as_integers(out, slot.dtype) for out, slot in zip(outs, self._out_slots, strict=True)]
+        outs = [from_scalars(out, slot.dtype) for out, slot in zip(outs, self._out_slots, strict=True)]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     @property

@@ -18,8 +18,9 @@ import numpy as np
 
 from ceedtap import jax_compat
 from ceedtap.consumer import Consumer, Tap
+from ceedtap.fields import from_scalars
 from ceedtap.outfeed import Binding
-from ceedtap.primitive import tap_p, through_p
+from ceedtap.primitive import split, tap_p, through_p
 
 _TAPS = {tap_p, through_p}
 
@@ -64,7 +65,7 @@ def _rewritten(closed: Any, change: Callable[[dict[str, Any]], dict[str, Any] | 
             tap(*operands, emits=True, **params)
         changed = change({**params, "emits": False})
         if changed is None:
-            return list(operands[: len(operands) - params["conditions"]])
+            return split(operands, params["conditions"])[0]
         return list(through_p.bind(*operands, **{**changed, "emits": False}))
 
     return jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=True)
@@ -177,13 +178,13 @@ def collect(closed: Any, operator: str, dtype: np.dtype) -> Collected:
     def tap(*operands: Any, emits: bool, **params: Any) -> list[Any]:
         if not emits:
             return []
-        count = len(operands) - params["conditions"]
-        values = tuple((output(value), np.dtype(value.dtype)) for value in operands[:count])
-        taps.append(PointTap(params, values, tuple(map(output, operands[count:]))))
+        tapped, held = split(operands, params["conditions"])
+        values = tuple((output(value), np.dtype(value.dtype)) for value in tapped)
+        taps.append(PointTap(params, values, tuple(map(output, held))))
         return []
 
     def through(*operands: Any, conditions: int, **_: Any) -> list[Any]:
-        return list(operands[: len(operands) - conditions])
+        return split(operands, conditions)[0]
 
     evaluate = jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=False)
     pure = _traced(lambda *values: [*evaluate(*values), *outputs], closed, operator)
@@ -199,7 +200,7 @@ def _as_field(value: Any, dtype: np.dtype) -> Any:
 def _from_field(array: Any, dtype: np.dtype) -> Any:
     if np.issubdtype(dtype, np.complexfloating):
         return jax.lax.complex(array[..., 0], array[..., 1]).astype(dtype)
-    return array != 0 if dtype == np.bool_ else array.astype(dtype)
+    return from_scalars(array, dtype)
 
 
 class InputsWanted(Consumer):

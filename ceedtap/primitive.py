@@ -234,7 +234,7 @@ def _thaw(transforms: Any) -> Transforms:
     return tuple((name, dict(params)) for name, params in transforms)
 
 
-def _split(args: Sequence[Any], conditions: int) -> tuple[list[Any], list[Any]]:
+def split(args: Sequence[Any], conditions: int) -> tuple[list[Any], list[Any]]:
     """What is tapped, and the conditions, which come last. Each must have a value that is not zero."""
     count = len(args) - conditions
     return list(args[:count]), list(args[count:])
@@ -267,7 +267,7 @@ def _tap_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, **params:
     if jax_compat.is_partitioned(ctx):
         return _callback_lowering(ctx, *operands, **params)
     binding, conditions = params["binding"], params["conditions"]
-    tapped, _ = _split(ctx.avals_in, conditions)
+    tapped, _ = split(ctx.avals_in, conditions)
     reference = OUTFEED.route(binding, _thaw(params["transforms"]), specs(tapped, binding.keys))
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
     # is bytes, which can hold nothing, so its routes live as long as the process.
@@ -289,7 +289,7 @@ def _through_lowering(
 ) -> Any:
     if emits:
         lower_tap(ctx, *operands, **params)
-    return _split(operands, params["conditions"])[0]
+    return split(operands, params["conditions"])[0]
 
 
 for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
@@ -298,7 +298,7 @@ for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
 
 
 def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditions: int, device: int = -1) -> None:
-    arrays, held = _split(list(map(np.asarray, args)), conditions)
+    arrays, held = split(list(map(np.asarray, args)), conditions)
     if all(map(np.any, held)):
         OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
 
@@ -316,7 +316,7 @@ def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditions: int, **
 def _through_impl(*args: Any, emits: bool, **params: Any) -> list[Any]:
     if emits:
         _tap_impl(*args, **params)
-    return _split(args, params["conditions"])[0]
+    return split(args, params["conditions"])[0]
 
 
 # -- abstract evaluation ---------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def _tap_abstract_eval(*avals: Any, ordered: bool, **_: Any) -> tuple[list[Any],
 
 @through_p.def_abstract_eval
 def _through_abstract_eval(*avals: Any, conditions: int, **_: Any) -> list[Any]:
-    return _split(avals, conditions)[0]
+    return split(avals, conditions)[0]
 
 
 # -- batching --------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def _through_abstract_eval(*avals: Any, conditions: int, **_: Any) -> list[Any]:
 
 def _batching(primitive: Any, args: Any, dims: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     """One event with the batched arrays, however long the batch is."""
-    tapped, _ = _split(dims, params["conditions"])
+    tapped, _ = split(dims, params["conditions"])
     mark = ("batch", (("batch_dims", tuple(tapped)),))
     outs = primitive.bind(*args, transforms=(*transforms, mark), **params)
     return outs, tapped[: len(outs)]
@@ -366,7 +366,7 @@ def _instantiate(primal: Any, tangent: Any) -> Any:
 
 def _directions(primals: Any, tangents: Any, conditions: int) -> list[Any]:
     """The operands of a tap of the tangents."""
-    arrays, held = _split(primals, conditions)
+    arrays, held = split(primals, conditions)
     return [*map(_instantiate, arrays, tangents[: len(arrays)]), *held]
 
 
@@ -397,7 +397,7 @@ def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any)
 
 
 def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:
-    arrays, held = _split(args, params["conditions"])
+    arrays, held = split(args, params["conditions"])
     linear = [jax_compat.is_undefined_primal(arg) for arg in arrays]
     avals = [arg.aval if is_linear else arg for arg, is_linear in zip(arrays, linear, strict=True)]
     filled = [*map(_instantiate, avals, cotangents), *held]

@@ -39,12 +39,7 @@ def terms_of(application: Application) -> tuple[Term, ...]:
     if isinstance(application, SumApplication):
         return application.terms
     single: Any = application
-    return (Term(single, tuple(range(len(application.in_shapes))), tuple(range(num_results(application)))),)
-
-
-def num_results(application: Application) -> int:
-    """Outputs of an application, without what it taps."""
-    return len(application.out_shapes) - application.num_tapped
+    return (Term(single, tuple(range(len(application.in_shapes))), tuple(range(application.num_results))),)
 
 
 def derivative_terms(terms: Sequence[Term], mask: Mask) -> list[Term]:
@@ -108,13 +103,6 @@ class SumApplication(Application):
         linear = [{term.inputs[i] for i in term.application.linear} for term in self.terms]
         others = {i for term, own in zip(self.terms, linear, strict=True) for i in set(term.inputs) - own}
         self.linear = frozenset(set().union(*linear) - others) if all(linear) else frozenset()
-        self._derived: dict[Any, Any] = {}
-
-    def derived(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made from this sum once: programs that are traced again find the same application."""
-        if key not in self._derived:
-            self._derived[key] = make()
-        return self._derived[key]
 
     # -- libCEED -------------------------------------------------------------------------------------------------
 
@@ -134,7 +122,7 @@ class SumApplication(Application):
         contexts: dict[int, list[Vector | np.ndarray]] = {i: [] for i in self._operands}
         # Outputs that are gone may have been all that had an input.
         vectors = [ceed.Vector(math.prod(shape)) for shape in self.in_shapes]
-        outputs = [ceed.Vector(math.prod(shape)) for shape in self.out_shapes[: num_results(self)]]
+        outputs = [ceed.Vector(math.prod(shape)) for shape in self.out_shapes[: self.num_results]]
         tapped: list[Vector] = []
         parts, idle = [], []
         for term in self.terms:
@@ -173,7 +161,7 @@ class SumApplication(Application):
     # -- plain JAX -----------------------------------------------------------------------------------------------
 
     def evaluate(self, *inputs: Any) -> list[Any]:
-        results: list[Any] = [None] * num_results(self)
+        results: list[Any] = [None] * self.num_results
         tapped: list[Any] = []
         for term in self.terms:
             outs = term.application.evaluate(*(inputs[i] for i in term.inputs))
@@ -195,7 +183,6 @@ class SumApplication(Application):
             start = stop
 
     def silent(self) -> SumApplication:
-        """The sum without taps."""
         return self._changed("silent", lambda application: application.silent())
 
     def batched(self) -> SumApplication:
@@ -205,7 +192,7 @@ class SumApplication(Application):
         if not self.num_tapped:
             return self
         terms = [replace(term, application=change(term.application)) for term in self.terms]
-        shapes = self.out_shapes[: num_results(self)]
+        shapes = self.out_shapes[: self.num_results]
         result: SumApplication = self.derived(key, lambda: SumApplication(self.name, terms, self.in_shapes, shapes))
         return result
 
@@ -215,7 +202,7 @@ class SumApplication(Application):
         def make() -> list[tuple[Application, Mask, Mask]]:
             terms = derivative_terms(self.terms, mask)
             count = len(mask) + sum(mask)
-            return [make_sum(f"{self.name}_jvp", terms, count, num_results(self))] if terms else []
+            return [make_sum(f"{self.name}_jvp", terms, count, self.num_results)] if terms else []
 
         result: list[tuple[Application, Mask, Mask]] = self.derived(("jvp", mask), make)
         return result
@@ -235,31 +222,25 @@ class SumApplication(Application):
                 single: Any = transposed
                 outputs = tuple(wanted.index(i) for i in _chosen(term.inputs, own))
                 terms.append(Term(single, _chosen(everything, takes), outputs))
-            count = len(known) + num_results(self)
+            count = len(known) + self.num_results
             return make_sum(f"{self.name}_transpose", terms, count, len(wanted))[:2]
 
         result: tuple[Application, Mask] = self.derived(("transpose", mask), make)
         return result
 
-    def select(self, mask: Mask) -> SumApplication | None:
-        count = num_results(self)
-        if not all(mask[count:]):
-            return None if any(mask[count:]) else self.silent().select(mask[:count])
-
+    def with_results(self, mask: Mask) -> SumApplication:
         def make() -> SumApplication:
-            new = {old: i for i, old in enumerate(np.flatnonzero(mask[:count]).tolist())}
+            new = {old: i for i, old in enumerate(np.flatnonzero(mask).tolist())}
             terms = []
             for term in self.terms:
                 own = tuple(mask[i] for i in term.outputs)
                 if any(own) or term.application.num_tapped:
-                    application: Any = term.application
-                    if not all(own):
-                        application = application.select((*own, *[True] * application.num_tapped))
+                    application = term.application if all(own) else term.application.with_results(own)
                     outputs = tuple(new[i] for i in _chosen(term.outputs, own))
                     terms.append(Term(application, term.inputs, outputs))
-            return SumApplication(self.name, terms, self.in_shapes, _chosen(self.out_shapes[:count], mask[:count]))
+            return SumApplication(self.name, terms, self.in_shapes, _chosen(self.out_shapes[: self.num_results], mask))
 
-        result: SumApplication = self.derived(("select", mask), make)
+        result: SumApplication = self.derived(("results", mask), make)
         return result
 
 
