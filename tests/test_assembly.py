@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, lagrange, lobatto, vector_of
+from ceed_helpers import Mass1D, array_of, lagrange, lobatto, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedUnsupportedError
@@ -25,16 +25,6 @@ CEED_QFUNCTION(coupled)(void *ctx, const CeedInt Q, const CeedScalar *const *in,
   return 0;
 }
 """
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def probe(op):

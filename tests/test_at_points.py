@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, array_of, lagrange, lobatto, vector_of
+from ceed_helpers import array_of, lagrange, lobatto, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedIncompleteError, load
@@ -11,11 +11,6 @@ pytestmark = pytest.mark.skipif(not load().has("CeedOperatorCreateAtPoints"), re
 POINTS = [[0, 2], [3], [1, 4, 5]]
 COORDINATES = np.array([-0.5, 0.3, 0.2, -0.9, 0.1, 0.6])
 DATA = np.arange(1.0, 7.0)
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
 
 
 class Mass:

@@ -9,22 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, check_python, vector_of
+from ceed_helpers import Mass1D, array_of, check_python, vector_of
 
 import ceedtap
 from ceedtap import ceed as ct
 
 IN, OUT = [("u", 1, ct.EVAL_INTERP), ("qdata", 1, ct.EVAL_NONE)], [("v", 1, ct.EVAL_INTERP)]
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def mass_function(ctx, q, inputs, outputs):

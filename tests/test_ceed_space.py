@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS
 
 import ceedtap as ct
 
@@ -29,11 +28,6 @@ def linear_basis(ceed, components):
     values = np.stack([1 - RULE.sum(1), RULE[:, 0], RULE[:, 1]], 1)
     slopes = np.broadcast_to(np.array([[-1.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])[:, None], (2, 3, 3))
     return ceed.BasisH1(ct.TRIANGLE, components, 3, 3, values, slopes.ravel(), RULE.T.ravel(), WEIGHTS)
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
 
 
 class TestTriangles:
@@ -232,10 +226,6 @@ def test_beside_a_space_with_a_mesh(ceed):
 
 
 class TestErrors:
-    @pytest.fixture
-    def one(self):
-        return ct.Ceed("/cpu/self")
-
     def test_sizes(self, one):
         basis = one.BasisTensorH1Lagrange(1, 1, 3, 4, ct.GAUSS)
         with pytest.raises(ValueError, match="has 2 nodes and 1 components, the basis 3 and 1"):

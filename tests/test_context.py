@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, vector_of
+from ceed_helpers import Mass1D, array_of, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedIncompleteError, load
@@ -21,16 +21,6 @@ CEED_QFUNCTION(scaled)(void *ctx, const CeedInt Q, const CeedScalar *const *in, 
 }
 """
 FIELDS = {"flip": False, "time": 2.0, "order": 3, "g": np.array([0.0, 10.0])}
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def scaled_mass(ceed, fields=FIELDS, seed=0):

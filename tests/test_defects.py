@@ -9,7 +9,7 @@ import os
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, check_python, vector_of
+from ceed_helpers import Mass1D, array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedUnsupportedError, load
@@ -23,16 +23,6 @@ def f(ctx, q, inputs, outputs):
         outputs[0][i] = inputs[0][i] * inputs[1][i]
     return 0
 """
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def test_01_star_import():

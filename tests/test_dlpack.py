@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, check_python, vector_of
+from ceed_helpers import Mass1D, array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedExportedError
@@ -21,16 +21,6 @@ except ImportError:
     torch = None
 
 VALUES = np.array([1.0, 2.0, 3.0, 4.0])
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def aligned(n, offset=0, dtype=np.float64):

@@ -12,11 +12,6 @@ from ceedtap.ceed_ffi import CeedAccessError, CeedIncompatibleError, load
 PACKAGE = pytest.mark.skipif("package" not in load().origin, reason="needs the libceed package")
 
 
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
-
-
 def made_elsewhere(ceed, kind, *args):
     """The address of an object that was made with libCEED's C interface."""
     box = ceed.library.ffi.new(f"{kind} *")

@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, Mass1D, array_of, check_python, lagrange, lobatto, vector_of
+from ceed_helpers import Mass1D, array_of, check_python, lagrange, lobatto, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import (
@@ -32,16 +32,6 @@ CEED_QFUNCTION(tapped)(void *ctx, const CeedInt Q, const CeedScalar *const *in, 
   return 0;
 }
 """
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 class TestMass:
@@ -476,6 +466,7 @@ class TestPoison:
     def test_process_ends_well(self):
         check_python("""
             import gc
+            from ceed_helpers import BACKENDS
             from test_operator_ceed import *
             for resource in BACKENDS:
                 ceed = ct.Ceed(resource)

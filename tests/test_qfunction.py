@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, array_of, check_python, vector_of
+from ceed_helpers import array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedIncompatibleError, CeedIncompleteError
@@ -22,16 +22,6 @@ CEED_QFUNCTION(axpy)(void *ctx, const CeedInt Q, const CeedScalar *const *in, Ce
 }
 """
 DATA = np.dtype([("a", np.float64), ("n", np.int32)], align=True)
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def axpy(ceed, context=None):

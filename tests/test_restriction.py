@@ -2,20 +2,10 @@
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, array_of, vector_of
+from ceed_helpers import array_of, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedIncompatibleError, CeedUnsupportedError, load
-
-
-@pytest.fixture(params=BACKENDS)
-def ceed(request):
-    return ct.Ceed(request.param)
-
-
-@pytest.fixture(scope="module")
-def one():
-    return ct.Ceed("/cpu/self")
 
 
 def e_view(restriction, vector):
