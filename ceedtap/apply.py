@@ -26,6 +26,7 @@ from ceedtap.ceed_ffi import Library
 from ceedtap.consumer import Consumer
 from ceedtap.native import ffi, lib
 from ceedtap.toolchain import CompilerNotFound
+from ceedtap.unique import Unique
 
 Mask = tuple[bool, ...]
 
@@ -132,7 +133,7 @@ class Switch:
         self.flag[0] = enabled or any(getattr(route, "tees", ()) for route in list(self._consumer.routes))
 
 
-class Application:
+class Application(Unique):
     """What programs hold of an operator; a parameter of the primitive, compared by identity.
 
     Attributes:

@@ -94,9 +94,10 @@ from ceedtap.ceed_restriction import OrientedElemRestriction as OrientedElemRest
 from ceedtap.ceed_restriction import StridedElemRestriction as StridedElemRestriction
 from ceedtap.ceed_restriction import TransposeElemRestriction as TransposeElemRestriction
 from ceedtap.ceed_vector import Vector as Vector
+from ceedtap.unique import Unique
 
 
-class Ceed:
+class Ceed(Unique):
     """A libCEED context: the backend that computes, and the maker of all other objects.
 
     Objects keep their Ceed alive. All calls into one Ceed are made one after the other, under its lock; to compute in
@@ -115,6 +116,8 @@ class Ceed:
     >>> ct.Ceed("/cpu/self/ref/serial")
     <Ceed /cpu/self/ref/serial>
     """
+
+    _instead = "use it in any thread, or make another: ceedtap.Ceed(ceed.get_resource())"
 
     def __init__(self, resource: str = "/cpu/self", *, library: Library | None = None) -> None:
         self.library = load() if library is None else library

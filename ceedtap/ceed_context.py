@@ -62,6 +62,8 @@ class QFunctionContext(CeedObject):
     array([3.5, 2.5])
     """
 
+    _instead = "copy its data, get_data(), and make another context of it"
+
     def __init__(self, ceed: Ceed, fields: Any = None) -> None:
         record = None if fields is None else _record(fields)
         self._bytes = 0

@@ -26,6 +26,7 @@ import numpy as np
 
 from ceedtap.native import ffi as native_ffi
 from ceedtap.native import lib as native
+from ceedtap.unique import Unique
 
 __all__ = [
     "CeedAccessError",
@@ -136,7 +137,7 @@ _locks: weakref.WeakValueDictionary[int, CeedLock] = weakref.WeakValueDictionary
 _locks_guard = threading.Lock()
 
 
-class CeedLock:
+class CeedLock(Unique):
     """The lock of a Ceed and of everything made from it: a context manager, recursive.
 
     libCEED's objects are not thread-safe, reference counts included, so every call into a Ceed tree is made under its
@@ -283,7 +284,7 @@ _RESOURCES = (
 )
 
 
-class Library:
+class Library(Unique):
     """An opened libCEED.
 
     Attributes:
@@ -294,6 +295,8 @@ class Library:
         include_dir: the directory that contains ``ceed/types.h``; None where the headers are not beside the library.
         ffi, lib: cffi's objects.
     """
+
+    _instead = "use it in any thread, or open it again: ceedtap.ceed_ffi.Library(library.path)"
 
     def __init__(self, path: str | os.PathLike[str], origin: str | None = None) -> None:
         path = os.fspath(path)

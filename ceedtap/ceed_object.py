@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ceedtap.ceed_constants import REQUEST_IMMEDIATE, CopyMode, MemType
 from ceedtap.ceed_ffi import CeedError, CeedIncompatibleError, CeedUnsupportedError, call
+from ceedtap.unique import Unique
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 INT_MAX = 2**31 - 1  # of a CeedInt
 
 
-class CeedObject:
+class CeedObject(Unique):
     """An object of a Ceed: owns one reference of libCEED's object and gives it back when it is collected.
 
     Attributes:

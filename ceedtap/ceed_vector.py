@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +10,9 @@ import numpy.typing as npt
 
 from ceedtap import dlpack
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, NORM_2, USE_POINTER, NormType
-from ceedtap.ceed_ffi import CeedAccessError, CeedExportedError
-from ceedtap.ceed_object import CeedObject, aligned_zeros, copy_mode, enum, host, integer, number, scalars
+from ceedtap.ceed_ffi import CeedAccessError
+from ceedtap.ceed_memory import Lent, VectorMemory
+from ceedtap.ceed_object import aligned_zeros, copy_mode, enum, host, integer, number, scalars
 
 if TYPE_CHECKING:
     import jax
@@ -21,19 +20,7 @@ if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
 
 
-class _Access:
-    """The memory of a vector and the views of it that are out; its destruction needs both, so they outlive it."""
-
-    def __init__(self) -> None:
-        self.memory: np.ndarray | None = None
-        self.span = (0, 0)  # addresses of the memory: begin, end
-        self.readers = 0
-        self.writer: np.ndarray | None = None
-        self.lent = 0  # arrays for reading that end by themselves, and whether there is one for writing; see dlpack.py
-        self.lent_for_writing = False
-
-
-class Vector(CeedObject):
+class Vector(VectorMemory):
     """A vector of libCEED scalars; made by :meth:`ceedtap.Ceed.Vector`.
 
     The memory is Python's: 64-byte aligned, made when data first goes in, or the user's own array with ``USE_POINTER``.
@@ -56,51 +43,11 @@ class Vector(CeedObject):
     37.0
     """
 
+    _instead = "copy its data, to_numpy(copy=True), or have another vector do copy_from"
+
     def __init__(self, ceed: Ceed, size: int) -> None:
         self._start(integer("size", size, 0, 2**60))
         self._own_vector(ceed, functools.partial(ceed._call, "CeedVectorCreate", ceed.pointer, self._length))
-
-    def _start(self, length: int) -> None:
-        self._length = length
-        self._access = _Access()
-        self._shared = False  # the memory is the user's
-        self._elsewhere: Any = None  # what libCEED has lent for writing, where that is not the vector's memory
-        self._stuck = ""  # why libCEED has it locked for good
-        self._read_only = ""  # why nothing may be written to its memory
-        self._producer: object = None  # whose memory it is, when it came by DLPack
-
-    def _own_vector(self, ceed: Ceed, create: Callable[[Any], object]) -> None:
-        access, ffi, lib = self._access, ceed.library.ffi, ceed.library.lib
-
-        def release(vec: Any) -> None:
-            # A vector with views out cannot be destroyed.
-            for _ in range(access.readers):
-                lib.CeedVectorRestoreArrayRead(vec, ffi.new("CeedScalar **"))
-            if access.writer is not None:
-                lib.CeedVectorRestoreArray(vec, ffi.new("CeedScalar **"))
-            access.memory = access.writer = None
-
-        self._own(ceed, "CeedVector", create, release)
-
-    @classmethod
-    def _adopt(cls, ceed: Ceed, handle: Any) -> Vector:
-        """Takes over a vector that libCEED made and nobody else uses, into memory of Python. Under the lock."""
-        self = cls.__new__(cls)
-        length = ceed.library.ffi.new("CeedSize *")
-        ceed._call("CeedVectorGetLength", handle[0], length)
-        self._start(int(length[0]))
-
-        def create(box: Any) -> None:
-            box[0] = handle[0]
-
-        self._own_vector(ceed, create)
-        memory = aligned_zeros(self._length, ceed.library.scalar_dtype)
-        lent = ceed.library.ffi.new("const CeedScalar **")
-        self._call("CeedVectorGetArrayRead", self.pointer, MEM_HOST, lent)
-        memory[:] = self._at(lent[0])
-        self._call("CeedVectorRestoreArrayRead", self.pointer, lent)
-        self._attach(memory)
-        return self
 
     def __repr__(self) -> str:
         return f"<Vector {self._length} {self.ceed.library.scalar_dtype}>"
@@ -118,84 +65,6 @@ class Vector(CeedObject):
         state = self.ceed.library.ffi.new("uint64_t *")
         self._call("CeedVectorGetState", self.pointer, state)
         return int(state[0])
-
-    # -- access --------------------------------------------------------------------------------------------------------
-
-    def _check_input(self, name: str) -> None:
-        """That libCEED can read it now; under the lock."""
-        access = self._access
-        if access.writer is not None:
-            raise CeedAccessError(f"{name}: {self!r} is locked by an array for writing; call restore_array first")
-        if access.lent_for_writing:
-            raise CeedExportedError(
-                f"{name}: {self!r} is exported for writing, by DLPack; delete the arrays that were made of it first"
-            )
-        if self._stuck:
-            raise CeedAccessError(f"{name}: {self!r} cannot be used any more, libCEED left it locked: {self._stuck}")
-        if access.memory is None:
-            raise CeedAccessError(f"{name}: {self!r} has no data; use set_value or set_array first")
-
-    def _check_free(self, name: str) -> None:
-        """That its data can be replaced now; under the lock."""
-        access = self._access
-        if access.readers:
-            raise CeedAccessError(
-                f"{name}: {self!r} is locked by {access.readers} array(s) for reading; call restore_array_read first"
-            )
-        if access.lent:
-            raise CeedExportedError(
-                f"{name}: {self!r} is exported for reading, by DLPack, to_numpy, to_jax or numpy.asarray; delete the "
-                f"{access.lent} array(s) that were made of it first"
-            )
-        if access.writer is not None or access.lent_for_writing or self._stuck:
-            self._check_input(name)
-
-    def _check_output(self, name: str) -> None:
-        """That libCEED can write to it now; under the lock."""
-        self._check_free(name)
-        if self._read_only:
-            raise CeedAccessError(f"{name}: nothing can write to {self!r}, {self._read_only}")
-
-    def _prepare_output(self) -> None:
-        """Gives it memory; after all checks, before libCEED writes to it; under the lock."""
-        if self._access.memory is None:
-            self._attach(aligned_zeros(self._length, self.ceed.library.scalar_dtype))
-
-    def _attach(self, memory: np.ndarray) -> None:
-        """Points libCEED at memory; also tells it that the memory has new content."""
-        ffi = self.ceed.library.ffi
-        address = ffi.cast("CeedScalar *", memory.ctypes.data)
-        self._call("CeedVectorSetArray", self.pointer, MEM_HOST, USE_POINTER, address)
-        self._access.memory = memory
-        start = memory.ctypes.data
-        self._access.span = start, start + memory.nbytes
-
-    def _span(self) -> tuple[int, int]:
-        """Addresses where its data begins and ends."""
-        return self._access.span
-
-    def _overlaps(self, other: Vector) -> bool:
-        a, b = self._span(), other._span()
-        return a[0] < b[1] and b[0] < a[1]
-
-    def _after_failure(self, reason: str) -> None:
-        """Takes back the locks that a failed operator left, or remembers that it could not; under the lock.
-
-        With no view out every lock is libCEED's own. The operator is poisoned, so that nothing uses them any more.
-        """
-        access = self._access
-        if access.memory is None or access.readers or access.lent or access.writer is not None:
-            return
-        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
-        array = ffi.new("CeedScalar **")
-        for _ in range(100):
-            if not lib.CeedVectorGetArray(self.pointer, MEM_HOST, array):
-                lib.CeedVectorRestoreArray(self.pointer, array)
-                break
-            if lib.CeedVectorRestoreArrayRead(self.pointer, array) and lib.CeedVectorRestoreArray(self.pointer, array):
-                self._stuck = reason
-                break
-        lib.CeedResetErrorMessage(self.ceed.pointer, ffi.new("const char **"))
 
     # -- arrays --------------------------------------------------------------------------------------------------------
 
@@ -272,11 +141,14 @@ class Vector(CeedObject):
         Raises:
             CeedAccessError: the vector has no data, or another view is out.
         """
+        return self._get_array((), memtype)
+
+    def _get_array(self, shape: tuple[int, ...], memtype: int) -> np.ndarray:
         host(memtype)
         with self.ceed.lock:
             self._check_output("get_array")
             self._check_input("get_array")
-            return self._lend("CeedVectorGetArray")
+            return self._lend("CeedVectorGetArray", shape)
 
     def get_array_write(self, memtype: int = MEM_HOST) -> np.ndarray:
         """An array of shape (size,) to write all entries of; locks the vector until :meth:`restore_array`.
@@ -284,55 +156,36 @@ class Vector(CeedObject):
         Raises:
             CeedAccessError: another view is out.
         """
+        return self._get_array_write((), memtype)
+
+    def _get_array_write(self, shape: tuple[int, ...], memtype: int) -> np.ndarray:
         host(memtype)
         with self.ceed.lock:
             self._check_output("get_array_write")
             self._prepare_output()
-            return self._lend("CeedVectorGetArrayWrite")
-
-    def _lend(self, function: str) -> np.ndarray:
-        lent = self.ceed.library.ffi.new("CeedScalar **")
-        self._call(function, self.pointer, MEM_HOST, lent)
-        memory = self._access.memory
-        assert memory is not None
-        self._elsewhere = None
-        if memory.size and self._address(lent[0]) != memory.ctypes.data:
-            # The memcheck backends lend memory that they free afterwards; here it is copied from and, in the end, to.
-            self._elsewhere = lent[0]
-            memory[:] = self._at(lent[0])
-        self._access.writer = memory[:]
-        return self._access.writer
-
-    def _address(self, pointer: Any) -> int:
-        return int(self.ceed.library.ffi.cast("uintptr_t", pointer))
-
-    def _at(self, pointer: Any) -> np.ndarray:
-        dtype, ffi = self.ceed.library.scalar_dtype, self.ceed.library.ffi
-        return np.asarray(ffi.buffer(ffi.cast("char *", pointer), self._length * dtype.itemsize)).view(dtype)
+            return self._lend("CeedVectorGetArrayWrite", shape)
 
     def get_array_read(self, memtype: int = MEM_HOST) -> np.ndarray:
         """The data, shape (size,), read-only; the vector cannot be written to until :meth:`restore_array_read`.
 
-        Several may be out. After it is restored the array shows what the vector's memory has then.
+        Several may be out. After it is restored the array shows what its memory has then.
 
         Raises:
             CeedAccessError: the vector has no data, or an array for writing is out.
         """
+        return self._get_array_read((), memtype)
+
+    def _get_array_read(self, shape: tuple[int, ...], memtype: int) -> np.ndarray:
         host(memtype)
         with self.ceed.lock:
             self._check_input("get_array_read")
-            lent = self.ceed.library.ffi.new("const CeedScalar **")
-            self._call("CeedVectorGetArrayRead", self.pointer, MEM_HOST, lent)
-            self._access.readers += 1
-            memory = self._access.memory
-            assert memory is not None
-            if memory.size and self._address(lent[0]) != memory.ctypes.data:  # see _lend
-                memory = self._at(lent[0]).copy()
-            # Through a read-only buffer: numpy lets nobody make this array writable.
-            return np.asarray(memoryview(memory.data).toreadonly())
+            return self._lend_for_reading(shape)
 
     def restore_array(self) -> None:
         """Gives back the array for writing, which is read-only from now on.
+
+        Where a part of it, a buffer or another alias that can still write is around, that one keeps the memory, and the
+        vector goes on in other memory.
 
         Raises:
             CeedAccessError: none is out.
@@ -340,11 +193,7 @@ class Vector(CeedObject):
         with self.ceed.lock:
             if self._access.writer is None:
                 raise CeedAccessError(f"restore_array: no array for writing of {self!r} is out")
-            self._access.writer.flags.writeable = False
-            if self._elsewhere is not None:
-                self._at(self._elsewhere)[:] = self._access.writer
-            self._call("CeedVectorRestoreArray", self.pointer, self.ceed.library.ffi.new("CeedScalar **"))
-            self._access.writer = None
+            self._end_writing()
 
     def restore_array_read(self) -> None:
         """Gives back one array for reading.
@@ -358,33 +207,17 @@ class Vector(CeedObject):
             self._call("CeedVectorRestoreArrayRead", self.pointer, self.ceed.library.ffi.new("const CeedScalar **"))
             self._access.readers -= 1
 
-    @contextlib.contextmanager
-    def _borrowed(self, array: np.ndarray, shape: tuple[int, ...], restore: Any) -> Iterator[np.ndarray]:
-        shaped = array
-        try:
-            shaped = array.reshape(shape) if shape else array
-            yield shaped
-        finally:
-            shaped.flags.writeable = False
-            restore()
-
-    @contextlib.contextmanager
-    def array(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+    def array(self, *shape: int, memtype: int = MEM_HOST) -> Lent:
         """:meth:`get_array` in a ``with`` block, in the given shape, restored however the block ends."""
-        with self._borrowed(self.get_array(memtype), shape, self.restore_array) as array:
-            yield array
+        return Lent(functools.partial(self._get_array, shape, memtype), self.restore_array)
 
-    @contextlib.contextmanager
-    def array_write(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+    def array_write(self, *shape: int, memtype: int = MEM_HOST) -> Lent:
         """:meth:`get_array_write` in a ``with`` block, in the given shape, restored however the block ends."""
-        with self._borrowed(self.get_array_write(memtype), shape, self.restore_array) as array:
-            yield array
+        return Lent(functools.partial(self._get_array_write, shape, memtype), self.restore_array)
 
-    @contextlib.contextmanager
-    def array_read(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
+    def array_read(self, *shape: int, memtype: int = MEM_HOST) -> Lent:
         """:meth:`get_array_read` in a ``with`` block, in the given shape, restored however the block ends."""
-        with self._borrowed(self.get_array_read(memtype), shape, self.restore_array_read) as array:
-            yield array
+        return Lent(functools.partial(self._get_array_read, shape, memtype), self.restore_array_read)
 
     # -- other libraries' arrays ---------------------------------------------------------------------------------------
 
@@ -401,7 +234,7 @@ class Vector(CeedObject):
             CeedAccessError: the vector has no data, or an array for writing is out.
         """
         if copy:
-            with self.array_read() as values:
+            with self.ceed.lock, self.array_read() as values:  # the lock: nobody else finds the vector in use
                 array = values.copy()
         else:
             array = dlpack.lend(self, write=False)

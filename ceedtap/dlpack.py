@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ceedtap.ceed_constants import MEM_HOST
+from ceedtap.ceed_memory import Loan
 from ceedtap.ceed_object import aligned_zeros
 
 if TYPE_CHECKING:
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
     from ceedtap.ceed_vector import Vector
 
 CPU = (1, 0)  # kDLCPU
-
-
-class _Loan:
-    """The owner of an access: numpy's base of the arrays that are given out."""
-
-    def __init__(self, memory: np.ndarray, read_only: bool) -> None:
-        self.memory = memory
-        self.__array_interface__ = {**memory.__array_interface__, "data": (memory.ctypes.data, read_only), "version": 3}
 
 
 def lend(vector: Vector, write: bool, read_only: bool | None = None) -> np.ndarray:
@@ -47,6 +40,7 @@ def lend(vector: Vector, write: bool, read_only: bool | None = None) -> np.ndarr
         if write:
             vector._check_output("an array for writing")
         vector._check_input("an array")
+        vector._only_ours()
         memory = vector._access.memory
         assert memory is not None
         pointer = ffi.new("CeedScalar **" if write else "const CeedScalar **")
@@ -58,7 +52,7 @@ def lend(vector: Vector, write: bool, read_only: bool | None = None) -> np.ndarr
                 raise BufferError(f"{vector!r}: this backend does not share its memory; use array_write()")
             values.flags.writeable = not read_only
             return values
-        loan = _Loan(memory, read_only)
+        loan = Loan(memory, read_only)
         weakref.finalize(loan, _give_back, vector, kind).atexit = False
         if write:
             vector._access.lent_for_writing = True
@@ -104,8 +98,11 @@ def capsule(
             f"{vector!r}: a consumer that does not know DLPack 1.0 could write into an array for reading; use "
             "to_jax(), to_numpy(), copy=True, or exported(write=True)"
         )
-    array = lend(vector, write)
-    return (array.reshape(shape) if shape else array).__dlpack__(**options)
+    with vector.ceed.lock:  # a copy is made under it: nobody else finds the vector in use
+        array = lend(vector, write)
+        result = (array.reshape(shape) if shape else array).__dlpack__(**options)
+        del array
+        return result
 
 
 class Export:
@@ -156,16 +153,19 @@ def to_jax(vector: Vector, shape: tuple[int, ...], copy: bool | None) -> jax.Arr
     from jax import dlpack
 
     check_x64(vector.ceed.library.scalar_dtype)
-    array = lend(vector, write=False, read_only=False)
-    if array.size and array.ctypes.data % 64 and not copy:
-        if copy is False:
-            raise BufferError(f"{vector!r}: JAX shares memory that is 64-byte aligned; this array of the user's is not")
-        copy = True
-    if copy:
-        # Not by JAX, which copies later and holds on to what it copies from.
-        private = aligned_zeros(array.size, array.dtype)
-        private[:] = array
-        array = private
+    with vector.ceed.lock:  # a copy is made under it: nobody else finds the vector in use
+        array = lend(vector, write=False, read_only=False)
+        if array.size and array.ctypes.data % 64 and not copy:
+            if copy is False:
+                raise BufferError(
+                    f"{vector!r}: JAX shares memory that is 64-byte aligned; this array of the user's is not"
+                )
+            copy = True
+        if copy:
+            # Not by JAX, which copies later and holds on to what it copies from.
+            private = aligned_zeros(array.size, array.dtype)
+            private[:] = array
+            array = private
     return dlpack.from_dlpack(_ForJAX(array.reshape(shape) if shape else array))
 
 

@@ -102,6 +102,10 @@ class Mesh:
         ridges = _entity_sets(self.ridges, "ridge set", len(cells), len(lattice.ridges(dim)), "local ridges")
         object.__setattr__(self, "ridges", MappingProxyType(ridges))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        sets = (dict(named) for named in (self.boundary, self.regions, self.ridges))  # their views are not picklable
+        return Mesh, (self.points, self.cells, self.order, *sets)
+
     def __repr__(self) -> str:
         sizes = {name: len(rows) for name, rows in self.boundary.items()}
         more = "".join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +123,7 @@ class PointApplication(Application):
             if slot in self.function.results and isinstance(vector, Vector):
                 # Outputs that contribute to one vector: libCEED adds them up. `set_field` refuses a vector that another
                 # output has, so the next one gets a handle of its own on the same vector.
-                vector = copy.copy(vector)
+                vector = vector.alias()
 
     def connect(self) -> Connection:
         op, ends = self.build()
