@@ -28,8 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import arguments, jax_compat, outfeed
+from ceedtap import arguments, jax_compat, notebook, outfeed
 from ceedtap.arguments import Interned, take_apart
+from ceedtap.host_functions import check_function, check_result
 from ceedtap.native import ffi, lib
 from ceedtap.primitive import OrderedTapEffect, TapEffect
 from ceedtap.protocol import DTYPES, ArraySpec, Header, array_decoder, encode_header
@@ -101,6 +102,9 @@ def call(
     """
     if not callable(host_func):
         raise TypeError(f"call needs a function, got {type(host_func).__name__}")
+    for func, what in ((host_func, "the function of a call"), (jvp, "jvp="), *((func, "vjp=") for func in vjp or ())):
+        if func is not None:
+            check_function(func, what)
     if vmap not in ("loop", "batched"):
         raise ValueError(f"vmap is 'loop' or 'batched', got {vmap!r}")
     if timeout is not None and not timeout > 0:
@@ -232,6 +236,7 @@ class Function:
             if key is not None:
                 leaves[i] = jax.random.wrap_key_data(leaves[i], impl=key)
         result = self.func(*jax.tree.unflatten(self.treedef, leaves), **self.kwargs)
+        check_result(result, self.func, "the function of a call")
         paths, tree = jax.tree_util.tree_flatten_with_path(result)
         if tree != self.out_tree:
             raise CallError(f"host function `{self.name}` must return a {self.out_tree}, it returned a {tree}")
@@ -428,6 +433,7 @@ def _in_callback(run: Callable[[], Any]) -> Any:
 def _answer(call: Any) -> None:
     route: _Route = ffi.from_handle(call.function.route)
     try:
+        notebook.follow_cell()
         run = functools.partial(route.function, route.decode(_take_frame(call)), route.specs)
         results = _in_callback(run) if call.on_pool else run()
         addresses = [ffi.cast("void *", result.__array_interface__["data"][0]) for result in results]

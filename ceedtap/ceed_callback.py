@@ -12,6 +12,7 @@ from ceedtap.ceed_constants import EvalMode
 from ceedtap.ceed_context import QFunctionContext
 from ceedtap.ceed_ffi import CeedLock
 from ceedtap.ceed_qfunction import QFunction
+from ceedtap.host_functions import check_function
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
@@ -137,6 +138,7 @@ class PythonQFunction(QFunction):
     ) -> None:
         if not callable(f):
             raise TypeError(f"f: expected a function, got {type(f).__name__}")
+        check_function(f, "the QFunction")
         ffi = ceed.library.ffi
         self._trampoline = _Trampoline(f, ceed)
         callback = ffi.callback("CeedQFunctionUser", self._trampoline, error=0)

@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from ceedtap.host_functions import check_function, check_result
+
 Policy = Literal["block", "drop_newest", "drop_oldest"]
 OnError = Literal["raise", "log", "disable"]
 
@@ -50,6 +52,7 @@ class Consumer:
     ) -> None:
         if not callable(func):
             raise TypeError(f"a consumer needs a function, got {type(func).__name__}")
+        check_function(func, "a consumer")
         _check("policy", policy, Policy)
         _check("on_error", on_error, OnError)
         if not isinstance(every, int) or every < 1:
@@ -73,7 +76,7 @@ class Consumer:
         """Called where a barrier has found that everything is delivered, of the displays of the outfeed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self.func(*args, **kwargs)
+        check_result(self.func(*args, **kwargs), self.func, "a consumer")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

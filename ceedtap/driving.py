@@ -11,6 +11,7 @@ import numpy as np
 
 from ceedtap.ceed import Ceed, CompositeOperator, Operator
 from ceedtap.consumer import Consumer, OnError, Policy
+from ceedtap.host_functions import check_function, check_result
 from ceedtap.operators import embed
 from ceedtap.point_operator import PointOperator
 
@@ -23,7 +24,7 @@ class Drive(Consumer):
         steps: events so far.
     """
 
-    def __init__(self, op: Callable[..., Any], then: Callable[..., None], name: str | None, **options: Any) -> None:
+    def __init__(self, op: Callable[..., Any], then: Callable[..., Any], name: str | None, **options: Any) -> None:
         called = str(getattr(op, "name", None) or getattr(op, "__name__", type(op).__name__))
         super().__init__(self._event, name=name or f"drive {called}", **options)
         self.op = op
@@ -42,11 +43,14 @@ class Drive(Consumer):
 
         for _, parameters in transforms:  # batches, the innermost first
             function = jax.vmap(function, parameters["batch_dims"])
-        result = jax.tree.map(np.asarray, function(*leaves))
+        result = function(*leaves)
+        check_result(result, self.op, "the function of drive")
+        result = jax.tree.map(np.asarray, result)
         step, self.steps = self.steps, self.steps + 1
-        self._then(
+        said = self._then(
             *(result if isinstance(result, tuple) else (result,)), **({"step": step} if self._tells_step else {})
         )
+        check_result(said, self._then, "then=")
 
 
 def _aside(op: PointOperator) -> PointOperator:
@@ -119,4 +123,6 @@ def drive(
         op = embed(op)
     if not callable(op):
         raise TypeError(f"drive applies an operator or a function, got {type(op).__name__}")
+    check_function(op, "the function of drive")
+    check_function(then, "then=")
     return Drive(op, then, name, policy=policy, every=every, on_error=on_error)

@@ -1,4 +1,4 @@
-"""Places in the output of a notebook whose content is replaced as a program goes on."""
+"""The output of a notebook: the cell that threads print into, and places that are replaced as a program goes on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,22 @@ def shell() -> Any:
     ipython = sys.modules.get("IPython")
     running: Any = ipython.get_ipython() if ipython is not None else None
     return running if hasattr(running, "kernel") else None
+
+
+def follow_cell() -> None:
+    """In a notebook: what this thread prints from now on goes into the cell that runs.
+
+    Kernels remember a cell for each thread: the one that started it, or the one that it was last told of.
+    """
+    running = shell()
+    if not hasattr(running, "get_parent"):
+        return
+    cell = running.get_parent()
+    for stream in (sys.stdout, sys.stderr):
+        # For this thread only, where a kernel can (ipykernel 7): another cell may begin at any time.
+        tell = getattr(stream, "set_thread_parent", None) or getattr(stream, "set_parent", None)
+        if tell is not None:
+            tell(cell)
 
 
 class Place:

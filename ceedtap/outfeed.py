@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from ceedtap import protocol
+from ceedtap import notebook, protocol
 from ceedtap.consumer import Consumer, failures_of
 from ceedtap.native import ffi, lib
 
@@ -85,7 +85,7 @@ class Binding:
             kwargs = {**kwargs, "transforms": transforms}
         if self.with_device:
             kwargs = {**kwargs, "device": local_devices().get(device)}
-        self.consumer.func(*args, **kwargs)
+        self.consumer(*args, **kwargs)
 
 
 @functools.cache
@@ -330,6 +330,7 @@ class Outfeed:
                 except Exception as error:
                     self.keep(error)
             if route.binding.consumer.enabled:
+                notebook.follow_cell()
                 route.binding.deliver(route.decode(data), route.transforms, frame.device)
         except BaseException as error:  # nothing that a consumer does may end the stream
             self._keep(error, frame, route)

@@ -174,17 +174,8 @@ def print_values(*args: Any, what: Any, threshold: int | None, output_stream: Te
             lines.append(str(jax.tree.unflatten(jax.tree.structure(arg), text)).replace("'", ""))
     with _print_lock:  # one write, so that lines of several printers do not mix
         stream = output_stream if output_stream is not None else sys.stdout
-        _follow_notebook(stream)
         stream.write("\n".join(line for line in lines if line) + "\n")
         stream.flush()
-
-
-def _follow_notebook(stream: Any) -> None:
-    """In a notebook: what this thread prints goes into the cell that runs, not into the one that started the thread."""
-    ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    if hasattr(shell, "get_parent") and hasattr(stream, "set_parent"):
-        stream.set_parent(shell.get_parent())
 
 
 def _after_fork() -> None:

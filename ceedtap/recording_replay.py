@@ -67,7 +67,7 @@ def replay(
                 begin = begin or time.monotonic() - happened.time_ns / 1e9 / speed
                 time.sleep(max(0.0, begin + happened.time_ns / 1e9 / speed - time.monotonic()))
             try:
-                consumer.func(*happened.args, **_kwargs(happened, file.definitions[kind], consumer.func is print_event))
+                consumer(*happened.args, **_kwargs(happened, file.definitions[kind], consumer.func is print_event))
             except Exception as error:
                 _keep(errors, consumer, error, happened)
             count += 1

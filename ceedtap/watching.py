@@ -14,6 +14,7 @@ import numpy as np
 
 from ceedtap import jax_compat
 from ceedtap.fields import Field
+from ceedtap.host_functions import check_function, check_result
 from ceedtap.operator_sum import OperatorSum
 from ceedtap.point_operator import PointOperator
 from ceedtap.point_taps import InputsWanted
@@ -110,6 +111,7 @@ def watch(
         raise TypeError(
             f"watch takes an operator made by ceedtap.operator, got {type(op).__name__}; of a sum, watch the terms"
         )
+    check_function(then, "then=")
     application, unravel = op._application, op._unravel
     function = application.function
     names = [slot.name for slot in function.inputs]
@@ -157,7 +159,7 @@ class _Watcher(InputsWanted):
     """Finds out about the points whose code is not 0: 1, the condition holds; 2, something is not finite."""
 
     def __init__(
-        self, op: PointOperator, show: Callable[[Mapping], Any] | None, then: Callable[[Offenders], None]
+        self, op: PointOperator, show: Callable[[Mapping], Any] | None, then: Callable[[Offenders], Any]
     ) -> None:
         super().__init__(self._report, name=f"watch {op._application.name}")
         self._op = op
@@ -179,12 +181,11 @@ class _Watcher(InputsWanted):
         found = np.argwhere(codes)
         lanes, elements, points = found[:, : len(batches)], found[:, -2], found[:, -1]
         at = _Points(tuple(lanes.T), elements, points)
-        self._then(
-            Offenders(
-                operator, lanes, elements, points, self._coordinates(at), codes[tuple(found.T)] != 2,
-                self._values(inputs, at),
-            )
+        offenders = Offenders(
+            operator, lanes, elements, points, self._coordinates(at), codes[tuple(found.T)] != 2,
+            self._values(inputs, at),
         )  # fmt: skip
+        check_result(self._then(offenders), self._then, "then=")
 
     def _coordinates(self, at: _Points) -> np.ndarray:
         geometry = getattr(self._op._application.domain.space, "geometry", None)
