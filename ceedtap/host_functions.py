@@ -28,7 +28,7 @@ run; use a plain function, in which asyncio.run or asyncio.run_coroutine_threads
     while isinstance(plain, functools.partial):
         plain = plain.func
     # Of an object the method of its class is called; of a class, that of the metaclass.
-    for one in (plain, getattr(type(plain), "__call__", None)):
+    for one in (plain, type(plain).__call__):
         for test, kind in (
             (inspect.iscoroutinefunction, "a coroutine function"),
             (inspect.isasyncgenfunction, "an asynchronous generator function"),

@@ -328,6 +328,9 @@ class Series:
             mesh: for ``.pvd``: a :class:`ceedtap.mesh.Mesh` or, for fields of its nodes, a :class:`ceedtap.Space`.
                 Arrays with one row for each node or for each cell are written.
 
+        Arrays have their names, with what files cannot have percent-encoded (``vel/max`` is ``vel%2Fmax``), and ``_``
+        after those of coordinates.
+
         Raises:
             ValueError: a suffix that is not known, no mesh, or events whose shapes or types differ.
             ImportError: a package that is needed is not installed.

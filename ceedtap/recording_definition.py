@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import numpy as np
 
+from ceedtap import recording_names
+
 if TYPE_CHECKING:
     from ceedtap.outfeed import Binding, Route, Transforms
 
@@ -153,8 +155,8 @@ def _encode_tree(treedef: Any) -> tuple[Any, tuple[str, ...]]:
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(marked)[0]]
     # The names of an only argument's leaves do not start with its position; a lone array has the empty name.
     first = 1 if len(treedef.children()) == 1 else 0
-    names = tuple(".".join(str(_entry(key)) for key in path[first:]) for path in paths)
-    return _encode_node(treedef, paths, iter(range(len(paths))), 0), names
+    names = recording_names.distinct(".".join(str(_entry(key)) for key in path[first:]) for path in paths)
+    return _encode_node(treedef, paths, iter(range(len(paths))), 0), tuple(names)
 
 
 def _entry(key: Any) -> Any:

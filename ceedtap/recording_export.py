@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ceedtap import recording_names
 from ceedtap.protocol import DTYPES
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ _PLAIN = {
     for dtype in DTYPES
     if dtype.isbuiltin != 1
 }
+#: Names of coordinates, and of the dimension of the events.
+_TAKEN = ("event", "step", "time", "device")
+#: Of a name in netCDF, which netCDF's own library restricts, and in zarr, where it is that of a directory.
+_NAME_BYTES = 200
 _TIME = {"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian"}
 
 
@@ -40,13 +45,17 @@ def _variables(series: Series) -> dict[str, Series]:
     """The arrays of the events by names that are not empty and not those of coordinates."""
     if not len(series):
         raise ValueError(f"there are no events of {series.tap} to export")
-    found = {}
-    for leaf in series.leaves:
-        name = leaf or series.tap
-        if name == "step" and series[leaf].shape == (len(series),):
-            continue  # it is the coordinate
-        found[f"{name}_" if name in ("event", "step", "time", "device") else name] = series[leaf]
-    return found
+    # The number of the step is a coordinate.
+    leaves = [leaf for leaf in series.leaves if leaf != "step" or series[leaf].shape != (len(series),)]
+    names = recording_names.distinct([recording_names.of_leaf(leaf, series.tap) for leaf in leaves], _TAKEN)
+    return {name: series[leaf] for name, leaf in zip(names, leaves, strict=True)}
+
+
+def _in_file(series: Series, max_bytes: int | None = None) -> dict[str, tuple[str, Series]]:
+    """The same by names for a file, each with its own name."""
+    found = _variables(series)
+    quoted = recording_names.in_files(list(found), _TAKEN, max_bytes)
+    return {quoted[name]: (name, of) for name, of in found.items()}
 
 
 def _blocks(series: Series) -> Iterator[tuple[slice, np.ndarray]]:
@@ -58,8 +67,15 @@ def _blocks(series: Series) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(start, start + len(part)), np.asarray(part, _plain(part.dtype))
 
 
-def _dims(name: str, series: Series) -> tuple[str, ...]:
-    return ("event", *(f"{name}_{axis}" for axis in range(len(series.shape) - 1)))
+def _dims(variables: dict[str, Series]) -> dict[str, tuple[str, ...]]:
+    shapes = {name: of.shape[1:] for name, of in variables.items()}
+    return {name: ("event", *dims) for name, dims in recording_names.dimensions(shapes, _TAKEN).items()}
+
+
+def _own_name(own: str) -> dict[str, str]:
+    """An attribute that says the whole name of an array whose name has been cut."""
+    name = recording_names.quoted(own)
+    return {"long_name": name} if len(name.encode()) > _NAME_BYTES else {}
 
 
 def _coordinates(series: Series) -> dict[str, np.ndarray]:
@@ -79,7 +95,8 @@ def to_xarray(series: Series) -> Any:
         "step": ("event", series.steps), "time": ("event", series.times), "device": ("event", series.devices)
     }  # fmt: skip
     variables = _variables(series)
-    data = {name: (_dims(name, of), np.asarray(of, _plain(of.dtype))) for name, of in variables.items()}
+    dims = _dims(variables)
+    data = {name: (dims[name], np.asarray(of, _plain(of.dtype))) for name, of in variables.items()}
     dataset = xarray.Dataset(data, coordinates)
     return dataset[next(iter(data))] if len(series.leaves) == len(data) == 1 else dataset
 
@@ -102,7 +119,7 @@ def export(series: Series, path: str, mesh: Any) -> None:
 
 def _write_npz(series: Series, path: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        arrays: dict[str, Any] = {**_coordinates(series), **_variables(series)}
+        arrays: dict[str, Any] = _coordinates(series) | {name: of for name, (_, of) in _in_file(series).items()}
         arrays["time"] = series.times
         for name, array in arrays.items():
             dtype = _plain(array.dtype)
@@ -117,7 +134,9 @@ def _write_npz(series: Series, path: str) -> None:
 def _write_netcdf(series: Series, path: str) -> None:
     h5netcdf = _need("h5netcdf", "export to netCDF")
     _need("h5py", "export to netCDF")
-    variables = _variables(series)
+    names = _in_file(series, _NAME_BYTES)
+    variables = {name: of for name, (_, of) in names.items()}
+    all_dims = _dims(variables)
     _no_complex("netCDF", variables)
     with h5netcdf.File(path, "w") as file:
         file.dimensions["event"] = len(series)
@@ -126,13 +145,13 @@ def _write_netcdf(series: Series, path: str) -> None:
             if name == "time":
                 variable.attrs.update(_TIME)
         for name, of in variables.items():
-            dims = _dims(name, of)
+            dims = all_dims[name]
             for dim, size in zip(dims[1:], of.shape[1:], strict=True):
                 file.dimensions[dim] = size
             dtype = _plain(of.dtype)
             is_bool = dtype == np.bool_
             variable = file.create_variable(name, dims, np.dtype(np.int8) if is_bool else dtype)
-            variable.attrs["coordinates"] = "step time device"
+            variable.attrs.update({"coordinates": "step time device", **_own_name(names[name][0])})
             if is_bool:
                 variable.attrs["dtype"] = "bool"  # as xarray does
             for where, block in _blocks(of):
@@ -148,12 +167,14 @@ def _write_zarr(series: Series, path: str) -> None:
             name, shape=values.shape, dtype=values.dtype, dimension_names=("event",), attributes=attributes
         )
         array[:] = values
-    for name, of in _variables(series).items():
+    names = _in_file(series, _NAME_BYTES)
+    dims = _dims({name: of for name, (_, of) in names.items()})
+    for name, (own, of) in names.items():
         dtype = _plain(of.dtype)
         row = max(1, dtype.itemsize * int(np.prod(of.shape[1:])))
         chunks = (max(1, min(len(of), (1 << 20) // row)), *(max(1, size) for size in of.shape[1:]))
-        array = group.create_array(name, shape=of.shape, chunks=chunks, dtype=dtype, dimension_names=_dims(name, of))
-        array.attrs["coordinates"] = "step time device"
+        array = group.create_array(name, shape=of.shape, chunks=chunks, dtype=dtype, dimension_names=dims[name])
+        array.attrs.update({"coordinates": "step time device", **_own_name(own)})
         for where, block in _blocks(of):
             array[where] = block
 
@@ -161,7 +182,7 @@ def _write_zarr(series: Series, path: str) -> None:
 def _write_parquet(series: Series, path: str) -> None:
     pyarrow = _need("pyarrow", "export to Parquet")
     parquet = importlib.import_module("pyarrow.parquet")
-    variables = _variables(series)
+    variables = {name: of for name, (_, of) in _in_file(series).items()}
     _no_complex("Parquet", variables)
 
     def column(values: np.ndarray) -> Any:

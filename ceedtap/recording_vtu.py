@@ -8,7 +8,7 @@ from xml.sax.saxutils import quoteattr
 
 import numpy as np
 
-from ceedtap import lattice
+from ceedtap import lattice, recording_names
 
 if TYPE_CHECKING:
     from ceedtap.recording import Series
@@ -29,9 +29,11 @@ def write(series: Series, path: str, mesh: Any) -> None:
     name = Path(path).with_suffix("").name
     directory = Path(path).with_suffix("")
     directory.mkdir(exist_ok=True)
+    own = recording_names.distinct(recording_names.of_leaf(leaf, series.tap) for leaf in series.leaves)
+    names = dict(zip(series.leaves, recording_names.in_files(own, ()).values(), strict=True))
     entries = []
     for number, (step, event) in enumerate(zip(series.steps.tolist(), series.events(), strict=True)):
-        arrays = {leaf or series.tap: _plain(series[leaf][number]) for leaf in series.leaves}
+        arrays = {names[leaf]: _plain(series[leaf][number]) for leaf in series.leaves}
         at_points = {key: a for key, a in arrays.items() if a.ndim in (1, 2) and len(a) == len(points)}
         in_cells = {key: a for key, a in arrays.items() if a.ndim in (1, 2) and len(a) == num_cells}
         if not at_points and not in_cells:

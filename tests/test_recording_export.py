@@ -3,6 +3,8 @@
 import re
 import subprocess
 import sys
+import unicodedata
+import urllib.parse
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +112,131 @@ def test_npz(run, tmp_path):
     run["wave"].export(tmp_path / "wave.npz")
     with np.load(tmp_path / "wave.npz") as arrays:
         np.testing.assert_array_equal(arrays["wave"], 1j * U[:, 0])
+
+
+#: Names that some format, file system or library cannot have, or has for itself.
+AWKWARD = [
+    "vel", "vel/max", "vel/max/", "/vel", "//", "vel\\max", "vel%2Fmax", "%", "", ".", "..", "...", ".zarray", "zarr.json",
+    "__init__", "_nc4_non_coord_vel", "u", "U", "uU", "Uu", "UU", "u_0", "u_1", "ß", "ss", "Stra\u00dfe", "\u00e9", "e\u0301",
+    "\u6e29\u5ea6", "\U0001f321", "a b", " a", "a ", "a\tb", "a\nb", "a\0b", "\x7f", "\u202e", "a.b", "a:b", "a*b?", "<a & \"b\">",
+    "1", "-1", "event", "step_", "time", "device", "Time", "vel.npy", "vel.npy.npy", "x" * 5000, "x" * 5000 + "y",
+    "\u00e9" * 3000,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["awkward", "", ".", "a/b", "step", "\u6e29/\u5ea6" * 100])
+def named(request, tmp_path_factory):
+    """Five events of a tap of this name, of which each array has its own number; and the names of its arrays."""
+    name = request.param
+    names = [*AWKWARD, "step"] if name == "awkward" else [""]
+    path = tmp_path_factory.mktemp("named") / "run.ctap"
+
+    @jax.jit
+    def program(i):
+        values = {leaf: jnp.full((2,), n) + 1000 * i for n, leaf in enumerate(names)}
+        if "step" in names:
+            values["step"] = i
+        ct.id_tap(lambda *_, **__: None, values if name == "awkward" else values[""], what=name)
+
+    with ct.record(path):
+        for i in range(5):
+            program(i)
+    with ct.open(path) as run:
+        yield run[name], names
+
+
+def contents(path):
+    """The arrays of a file by name, with the attribute that says another one."""
+    suffix = path.suffix
+    if suffix == ".npz":
+        with np.load(path) as arrays:
+            return {key: (arrays[key], None) for key in arrays}
+    if suffix == ".parquet":
+        table = pytest.importorskip("pyarrow.parquet").read_table(path)
+        return {key: (np.array(table[i].to_pylist()), None) for i, key in enumerate(table.column_names)}
+    xarray = pytest.importorskip("xarray")
+    options = {"consolidated": False} if suffix == ".zarr" else {}
+    pytest.importorskip({".nc": "h5netcdf"}.get(suffix, "zarr"))
+    with xarray.open_dataset(path, engine={".nc": "h5netcdf"}.get(suffix, "zarr"), **options) as dataset:
+        return {key: (of.values, of.attrs.get("long_name")) for key, of in dataset.variables.items()}
+
+
+@pytest.mark.parametrize("suffix", [".nc", ".parquet", ".zarr", ".npz"])
+def test_any_names_come_back(suffix, named, tmp_path):
+    series, names = named
+    for _ in range(2):
+        series.export(tmp_path / f"out{suffix}")
+    found = contents(tmp_path / f"out{suffix}")
+    np.testing.assert_array_equal(found.pop("step")[0], np.arange(5))
+    assert {"time", "device"} <= set(found)
+    arrays = {key: value for key, value in found.items() if key not in ("time", "device")}
+    assert len(arrays) == len([name for name in names if name != "step"])
+    seen = set()
+    for key, (values, long_name) in arrays.items():
+        assert values.shape == (5, 2), key
+        np.testing.assert_array_equal(values - values[:1], 1000 * np.arange(5)[:, None].repeat(2, 1))
+        number = int(values[0, 0])
+        seen.add(number)
+        own = names[number] or series.tap or "value"
+        # The name itself, but for one that is taken or too long for a format that can say it elsewhere.
+        back = urllib.parse.unquote(key)
+        assert back.rstrip("_") == own.rstrip("_") or (
+            suffix in (".nc", ".zarr") and urllib.parse.unquote(long_name) == own
+        )
+        assert long_name is None or suffix in (".nc", ".zarr")
+        if suffix in (".nc", ".zarr"):
+            assert len(key.encode()) <= 255
+    assert len(seen) == len(arrays)
+    if suffix == ".zarr":  # on file systems that do not tell capitals or ways to write an accent
+        folded = {unicodedata.normalize("NFD", path.name.casefold()) for path in (tmp_path / "out.zarr").iterdir()}
+        assert len(folded) == len(list((tmp_path / "out.zarr").iterdir()))
+        assert len(list((tmp_path / "out.zarr").iterdir())) == len(found) + 2  # the step and zarr's own file
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_any_names_in_xarray(named):
+    pytest.importorskip("xarray")
+    series, names = named
+    dataset = series.to_xarray()
+    if len(names) == 1:
+        assert dataset.shape == (5, 2)
+        return
+    for number, name in enumerate(names):
+        if name != "step":
+            own = name or series.tap
+            key = own if own not in ("event", "time", "device") else f"{own}_"
+            np.testing.assert_array_equal(dataset[key][0], number)
+    assert len(dataset.data_vars) == len(names) - 1
+
+
+def test_any_names_in_vtu(tmp_path):
+    meshio = pytest.importorskip("meshio")
+    mesh = ct.mesh.box(1, 1)
+    tap = ct.Tap('tap/of "this"')
+    with ct.record(tmp_path / "run.ctap"):
+        ct.id_tap(tap, {name: jnp.full((4,), number) for number, name in enumerate(AWKWARD)})
+    with ct.open(tmp_path / "run.ctap") as run:
+        run[tap.name].export(tmp_path / "out.pvd", mesh=mesh)
+    data = meshio.read(tmp_path / "out" / "000000.vtu").point_data
+    assert len(data) == len(AWKWARD)
+    for key, values in data.items():
+        own = AWKWARD[int(values[0])] or tap.name
+        assert urllib.parse.unquote(key).rstrip("_") == own.rstrip("_")
+
+
+def test_arrays_whose_paths_read_the_same_are_told_apart(tmp_path):
+    tap = ct.Tap("nested")
+    values = {"a.b": 1, "a": {"b": 2, "b.c": 3}, "a.b.c": 4, "a.b_": 5}
+    with ct.record(tmp_path / "run.ctap"):
+        ct.id_tap(tap, values)
+    with ct.open(tmp_path / "run.ctap") as run:
+        series = run["nested"]
+        assert len(series.leaves) == 5
+        assert sorted(int(series[leaf][0]) for leaf in series.leaves) == [1, 2, 3, 4, 5]
+        assert next(series.events()).value == values
+        series.export(tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert sorted(int(arrays[key][0]) for key in arrays if key not in ("step", "time", "device")) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".parquet", ".zarr", ".npz"])
