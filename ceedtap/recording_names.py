@@ -6,7 +6,6 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
-
 #: Separators of paths, what addresses of the web are encoded with, and what writers of XML may not escape.
 _UNSAFE = "/\\%<>&\"'"
 

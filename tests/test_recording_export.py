@@ -116,9 +116,12 @@ def test_npz(run, tmp_path):
 
 #: Names that some format, file system or library cannot have, or has for itself.
 AWKWARD = [
-    "vel", "vel/max", "vel/max/", "/vel", "//", "vel\\max", "vel%2Fmax", "%", "", ".", "..", "...", ".zarray", "zarr.json",
-    "__init__", "_nc4_non_coord_vel", "u", "U", "uU", "Uu", "UU", "u_0", "u_1", "ß", "ss", "Stra\u00dfe", "\u00e9", "e\u0301",
-    "\u6e29\u5ea6", "\U0001f321", "a b", " a", "a ", "a\tb", "a\nb", "a\0b", "\x7f", "\u202e", "a.b", "a:b", "a*b?", "<a & \"b\">",
+    "vel", "vel/max", "vel/max/", "/vel", "//", "vel\\max", "vel%2Fmax", "%", "", ".", "..", "...",
+    ".zarray", "zarr.json",
+    "__init__", "_nc4_non_coord_vel", "u", "U", "uU", "Uu", "UU", "u_0", "u_1",
+    "ß", "ss", "Stra\u00dfe", "\u00e9", "e\u0301",
+    "\u6e29\u5ea6", "\U0001f321", "a b", " a", "a ", "a\tb", "a\nb", "a\0b", "\x7f", "\u202e",
+    "a.b", "a:b", "a*b?", "<a & \"b\">",
     "1", "-1", "event", "step_", "time", "device", "Time", "vel.npy", "vel.npy.npy", "x" * 5000, "x" * 5000 + "y",
     "\u00e9" * 3000,
 ]  # fmt: skip
