@@ -29,7 +29,7 @@ def mass(ceed: ct.Ceed) -> ct.Operator:
 
 def main() -> int:
     ok = True
-    for resource in ("/cpu/self/ref/serial", "/cpu/self/opt/blocked", "/cpu/self/avx/blocked"):
+    for resource in ("/cpu/self/ref/serial", "/cpu/self/opt/blocked", "/cpu/self"):
         ceed = ct.Ceed(resource)
         op, u, v = mass(ceed), ceed.Vector(3), ceed.Vector(3)
         u.set_value(1)

@@ -25,6 +25,7 @@ from ceedtap import (
     ceed_restriction,
     ceed_vector,
 )
+from ceedtap.ceed_backends import check_backend, choose
 from ceedtap.ceed_basis import Basis as Basis
 from ceedtap.ceed_basis import BasisH1 as BasisH1
 from ceedtap.ceed_basis import BasisHcurl as BasisHcurl
@@ -104,13 +105,14 @@ class Ceed(Unique):
     parallel use several.
 
     Args:
-        resource: the backend, for example ``"/cpu/self"`` (the fastest one on the CPU), ``"/cpu/self/ref/serial"``,
-            ``"/gpu/cuda/gen:device_id=1"``.
+        resource: the backend, for example ``"/cpu/self"`` (the fastest one that works on this CPU),
+            ``"/cpu/self/ref/serial"``, ``"/gpu/cuda/gen:device_id=1"``.
         library: the libCEED to use; by default the one that :func:`ceedtap.ceed_ffi.load` finds.
 
     Raises:
         LibCEEDNotFound: there is no libCEED.
-        CeedError: there is no such backend, or it does not work here. The process goes on.
+        CeedError: there is no such backend, or it does not work here, for example because the library was compiled for
+            another processor. The process goes on.
 
     >>> import ceedtap as ct
     >>> ct.Ceed("/cpu/self/ref/serial")
@@ -121,7 +123,7 @@ class Ceed(Unique):
 
     def __init__(self, resource: str = "/cpu/self", *, library: Library | None = None) -> None:
         self.library = load() if library is None else library
-        handle = initialize(self.library, resource)
+        handle = initialize(self.library, choose(self.library, resource))
         self._take(handle)
 
     def _take(self, handle: Any) -> None:
@@ -141,6 +143,7 @@ class Ceed(Unique):
             library.lib.CeedReferenceCopy(root, copy)
             library.lib.CeedSetErrorHandler(root, library.ffi.addressof(library.lib, "CeedErrorStore"))
             self._take(copy[0])
+        check_backend(library, self.get_resource())
         return self
 
     @classmethod
@@ -156,6 +159,7 @@ class Ceed(Unique):
         Raises:
             TypeError, ValueError: an object of another kind.
             CeedIncompatibleError: it was made by another libCEED than ceedtap's.
+            CeedUnsupportedError: its backend does not work on this processor.
         """
         from ceedtap import ceed_foreign
 

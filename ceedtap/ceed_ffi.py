@@ -24,6 +24,7 @@ from typing import Any
 import cffi
 import numpy as np
 
+from ceedtap.cache import cache_dir
 from ceedtap.native import ffi as native_ffi
 from ceedtap.native import lib as native
 from ceedtap.unique import Unique
@@ -39,7 +40,6 @@ __all__ = [
     "CeedUnsupportedError",
     "LibCEEDNotFound",
     "Library",
-    "cache_dir",
     "call",
     "check",
     "initialize",
@@ -391,13 +391,6 @@ class Library(Unique):
         return str(directory) if (directory / "ceed" / "types.h").is_file() else None
 
 
-def cache_dir() -> Path:
-    """The user's cache directory of ceedtap: ``$XDG_CACHE_HOME/ceedtap``, by default ``~/.cache/ceedtap``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "ceedtap"
-
-
 def library_name() -> str:
     """File name of libCEED on this system."""
     return "libceed.dylib" if sys.platform == "darwin" else "libceed.so"
@@ -430,8 +423,9 @@ def _candidates() -> Iterator[tuple[str, str, bool]]:
             yield str(Path(prefix) / lib / name), f"CEED_DIR={prefix}", False
     if package := _package():
         yield str(package[0]), package[1], False
-    for path in sorted((cache_dir() / "libceed").glob(f"*/lib/{name}"), reverse=True):
-        yield str(path), f"libceed {path.parent.parent.name} installed by `ceedtap install-libceed`", False
+    with contextlib.suppress(OSError):  # there is no cache directory
+        for path in sorted((cache_dir() / "libceed").glob(f"*/lib/{name}"), reverse=True):
+            yield str(path), f"libceed {path.parent.parent.name} installed by `ceedtap install-libceed`", False
     for variable in ("CONDA_PREFIX", "sys.prefix"):
         if prefix := sys.prefix if variable == "sys.prefix" else os.environ.get(variable):
             yield str(Path(prefix) / "lib" / name), f"the environment {prefix}", False

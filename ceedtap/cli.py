@@ -55,15 +55,20 @@ def _install_libceed(args: argparse.Namespace) -> int:
 
 
 def _cache(args: argparse.Namespace) -> int:
-    from ceedtap import ceed_ffi
+    from ceedtap.cache import cache_dir
 
-    directory = ceed_ffi.cache_dir()
+    try:
+        directory = cache_dir()
+    except OSError as error:
+        print(f"ceedtap cache: {error}", file=sys.stderr)
+        return 1
     print(directory)
-    for name, what in (("objects", "compiled QFunctions"), ("libceed", "downloaded libCEED")):
+    kinds = {"objects": "compiled QFunctions", "backends": "which backends work", "libceed": "downloaded libCEED"}
+    for name, what in kinds.items():
         files = [path for path in (directory / name).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files) / 1e6
         line = f"  {name:<8} {what}: {len(files)} file{'s' * (len(files) != 1)}, {size:.1f} MB"
-        if args.action == "clear" and files and (args.all or name == "objects"):
+        if args.action == "clear" and files and (args.all or name != "libceed"):
             try:
                 shutil.rmtree(directory / name)
             except OSError as error:

@@ -14,7 +14,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from ceedtap.ceed_ffi import Library, cache_dir, library_name
+from ceedtap.cache import cache_dir
+from ceedtap.ceed_ffi import Library, library_name
 
 __all__ = ["InstallError", "install_libceed"]
 
@@ -46,7 +47,10 @@ def install_libceed(
     """
     if not re.fullmatch(r"\d+(\.\d+)+\w*", version, re.ASCII):
         raise InstallError(f"{version!r} is no version number")
-    prefix = cache_dir() / "libceed" / version
+    try:
+        prefix = cache_dir() / "libceed" / version
+    except OSError as error:
+        raise InstallError(str(error)) from None
     library = prefix / "lib" / library_name()
     if library.is_file() and not force:
         with contextlib.suppress(OSError):

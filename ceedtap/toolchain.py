@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -27,7 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ceedtap.ceed_ffi import Library, cache_dir
+from ceedtap import cpu
+from ceedtap.cache import cache_dir, digest, write
+from ceedtap.ceed_ffi import Library
 
 __all__ = [
     "CompileError",
@@ -115,24 +116,6 @@ def _compiler(command: tuple[str, ...], program: str) -> Compiler:
 
 
 @functools.cache
-def _processor() -> str:
-    """What -march=native depends on."""
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0].splitlines()
-        wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
-        return "\n".join(line for line in lines if line.split("\t", 1)[0].split(":")[0].strip() in wanted)
-    return f"{platform.machine()} {platform.processor()}"
-
-
-def _digest(*parts: str | bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
-
-
-@functools.cache
 def _fallback_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="ceedtap-"))
 
@@ -147,20 +130,6 @@ def _objects_dir() -> Path:
     except OSError:
         pass
     return _fallback_dir()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Writes a file so that others see all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _file_digest(path: str) -> str:
@@ -194,14 +163,14 @@ def compile_shared(
     """
     compiler = compiler or find_compiler()
     options = [*FLAGS, *flags, *(f"-I{directory}" for directory in include_dirs)]
-    key = _digest(source, compiler.identity, json.dumps(options), _processor())[:32]
+    key = digest(source, compiler.identity, json.dumps(options), cpu.identity())[:32]
     directory = _objects_dir()
     manifest = directory / f"{key}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(manifest.read_bytes())
         path = directory / known["object"]
         if _file_digest(str(path)) == known["digest"] and all(
-            _file_digest(header) == digest for header, digest in known["headers"].items()
+            _file_digest(header) == known_digest for header, known_digest in known["headers"].items()
         ):
             return path
     with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as build:
@@ -212,11 +181,11 @@ def compile_shared(
             [*compiler.command, *options, *tail], [*compiler.command, *(o for o in options if "-march" not in o), *tail]
         )
         headers = {name: _file_digest(name) for name in _headers(Path(dependencies)) if name != unit}
-        digest = _file_digest(result)
+        content = _file_digest(result)
         # Named by content: a program that has an older one loaded keeps it.
-        path = directory / f"{key}-{digest[:16]}.so"
+        path = directory / f"{key}-{content[:16]}.so"
         os.replace(result, path)
-    _write(manifest, json.dumps({"object": path.name, "digest": digest, "headers": headers}).encode())
+    write(manifest, json.dumps({"object": path.name, "digest": content, "headers": headers}).encode())
     return path
 
 
@@ -273,14 +242,14 @@ def _include_dir(library: Library) -> str:
     types = _TYPES_H.replace("@SCALAR@", "float" if single else "double").replace(
         "@EPSILON@", "6e-8" if single else "1e-16"
     )
-    directory = _objects_dir() / f"include-{_digest(types)[:16]}"
+    directory = _objects_dir() / f"include-{digest(types)[:16]}"
     for name, text in {
         "ceed/types.h": types,
         "ceed/ceed.h": "#include <ceed/types.h>\n",
         "ceed.h": "#include <ceed/types.h>\n",
     }.items():
         if not (directory / name).is_file():
-            _write(directory / name, text.encode())
+            write(directory / name, text.encode())
     return str(directory)
 
 
@@ -334,9 +303,9 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
             raise ValueError("source: a zero character in C text")
         text, label = source, f"<QFunction {name}>"
         kept = "#pragma once\n#include <ceed/types.h>\n" + source
-        path = _objects_dir() / f"{_digest(kept)[:32]}.h"
+        path = _objects_dir() / f"{digest(kept)[:32]}.h"
         if not path.is_file():
-            _write(path, kept.encode())
+            write(path, kept.encode())
     else:
         path = Path(source).resolve()
         text, label = path.read_text(encoding="utf-8"), str(path)

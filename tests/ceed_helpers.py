@@ -9,8 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from ceedtap import ceed as ct
+from ceedtap.ceed_backends import backends
+from ceedtap.ceed_ffi import load
 
-BACKENDS = [f"/cpu/self/{kind}/{block}" for kind in ("ref", "opt", "avx") for block in ("serial", "blocked")]
+FOUND = backends(load())
+#: The backends that every libCEED has and that work on this machine.
+BACKENDS = [
+    name
+    for kind in ("ref", "opt", "avx")
+    for block in ("serial", "blocked")
+    if (name := f"/cpu/self/{kind}/{block}") in FOUND.working
+]
+#: What ``/cpu/self`` means here.
+FASTEST = ct.Ceed("/cpu/self").get_resource()
 TESTS = Path(__file__).parent
 
 

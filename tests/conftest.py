@@ -7,11 +7,19 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
-from ceed_helpers import BACKENDS
+from ceed_helpers import BACKENDS, FASTEST, FOUND
 
 from ceedtap.ceed import Ceed
 
 jax.config.update("jax_enable_x64", True)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """On which backends the tests ran, and what was left out."""
+    terminalreporter.write_line(f"\nlibCEED backends: {', '.join(BACKENDS)}; /cpu/self is {FASTEST} ({FOUND.how})")
+    for name, fault in FOUND.faults.items():
+        if fault:
+            terminalreporter.write_line(f"left out: {name} {fault}", yellow=True)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -136,13 +136,6 @@ class TestLoad:
         assert f"{tmp_path}/prefix/lib/libceed-absent.so (CEED_DIR={tmp_path}/prefix): no such file" in str(info.value)
         assert issubclass(LibCEEDNotFound, ImportError)
 
-    def test_cache_dir(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert ceed_ffi.cache_dir() == tmp_path / "ceedtap"
-        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        monkeypatch.setenv("HOME", str(tmp_path))
-        assert ceed_ffi.cache_dir() == tmp_path / ".cache" / "ceedtap"
-
 
 class TestInitialize:
     @pytest.mark.parametrize("handler", [None, "abort", "exit", "store", "return"])

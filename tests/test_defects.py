@@ -9,7 +9,7 @@ import os
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ceed_helpers import Mass1D, array_of, check_python, vector_of
+from ceed_helpers import BACKENDS, Mass1D, array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
 from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedUnsupportedError, load
@@ -363,7 +363,7 @@ def test_threads_with_their_own_ceeds():
 )
 def test_rows_that_the_avx_kernel_would_write_past(dim, components, nodes, bad):
     """One quadrature point: refused on the backend with the defect, right on the others."""
-    for resource in ("/cpu/self/avx/serial", "/cpu/self/avx/blocked", "/cpu/self/opt/serial"):
+    for resource in BACKENDS:
         ceed = ct.Ceed(resource)
         basis = ceed.BasisTensorH1Lagrange(dim, components, nodes, 1, ct.GAUSS)
         u, v = ceed.Vector(components * nodes**dim), ceed.Vector(components)

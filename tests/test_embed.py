@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ceed_helpers import BACKENDS
 
 import ceedtap as ct
 from ceedtap import apply
 from ceedtap.native import lib
-
-BACKENDS = [f"/cpu/self/{kind}/{block}" for kind in ("ref", "opt", "avx") for block in ("serial", "blocked")]
 
 # A nonsymmetric operator: v = w * (a u + b . grad u), tested with the values of the test function only.
 ADVECTION = """

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from ceedtap import ceed as ct
-from ceedtap.ceed_ffi import CeedError
+from ceedtap.ceed_backends import backends
+from ceedtap.ceed_ffi import CeedError, load
 
 EXPECTED = (TypeError, ValueError, CeedError, BufferError, KeyError, MemoryError)
-BACKENDS = [f"/cpu/self/{kind}/{block}" for kind in ("ref", "opt", "avx") for block in ("serial", "blocked")]
 GARBAGE: list[Any] = [None, -1, 0, 1.5, "x", b"x", 2**31, 2**70, np.nan, [], {}, object(), np.zeros(3, np.float32)]
 
 
@@ -346,7 +346,7 @@ def memory() -> float:
 
 def fuzz(sequences: int, seed: int, seconds: float = float("inf"), steps: int = 12) -> dict[str, Any]:
     """Runs sequences; returns what was done. AssertionError with the seed of the sequence that shows a mistake."""
-    worlds = [World(name) for name in BACKENDS]
+    worlds = [World(name) for name in backends(load()).working]
     start, calls, valid, marks = time.perf_counter(), 0, 0, []
     done = 0
     for done in range(1, sequences + 1):

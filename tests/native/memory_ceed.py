@@ -100,7 +100,7 @@ def operators(ceed: ct.Ceed) -> None:
 
 
 def main() -> None:
-    for resource in ("/cpu/self/ref/serial", "/cpu/self/opt/blocked", "/cpu/self/avx/blocked"):
+    for resource in ("/cpu/self/ref/serial", "/cpu/self/opt/blocked", "/cpu/self"):
         ceed = ct.Ceed(resource)
         for work in (vectors, dlpack, operators):
             for _ in range(2):
