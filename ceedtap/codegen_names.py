@@ -37,6 +37,8 @@ _RESERVED = frozenset(_WORDS.split())
 _PREFIXES = ("_", "ceed", "CEED", "Ceed", "M_", "FP_", "MATH_", "HAVE_", "INT", "UINT", "FLT_", "DBL_")
 # A name is given so many times, for values of the same line.
 MAX_REPEATED = 9
+# Longer names of functions are cut: what follows the name tells them apart.
+MAX_LENGTH = 64
 
 
 def is_c_name(name: str) -> bool:
@@ -44,6 +46,12 @@ def is_c_name(name: str) -> bool:
     return (
         bool(re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)) and name not in _RESERVED and not name.startswith(_PREFIXES)
     )
+
+
+def function_name(name: str) -> str:
+    """What the C function of something with this name, whatever it is, begins with."""
+    word = re.sub(r"\W", "_", name, flags=re.ASCII)[:MAX_LENGTH]
+    return word if re.match(r"[A-Za-z]", word) else f"f_{word}"
 
 
 def c_names(names: Iterable[str]) -> list[str]:
@@ -173,6 +181,7 @@ class Names:
     def __init__(self, prefix: str, taken: Iterable[str] = ()) -> None:
         self.new: dict[str, str] = {}
         self._taken = set(taken)
+        self._prefix = prefix
         self._pattern = re.compile(rf"{prefix}\d+")
         self._times: dict[str, int] = {}
 
@@ -190,7 +199,9 @@ class Names:
         base, more = wanted, times + 1
         while True:
             if times:
-                base = f"{wanted}{more}" if not wanted[-1].isdigit() else f"{wanted}_{more}"
+                # Neither digits after digits, nor what a variable without a name is called.
+                glue = "_" if wanted[-1].isdigit() or wanted == self._prefix else ""
+                base = f"{wanted}{glue}{more}"
             new = {v: base + ("_" + separator.join(map(str, index)) if index else "") for v, index in free.items()}
             if self._taken.isdisjoint(new.values()) and not any(map(self._pattern.fullmatch, new.values())):
                 break

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import jax_compat, point_taps
+from ceedtap import codegen_names, jax_compat, point_taps
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.codegen_qfunction import Argument, qfunction
 from ceedtap.fields import Field, from_scalars
@@ -141,7 +141,7 @@ class PointFunction:
             chosen = [slot for slot, wanted in zip(self.inputs, mask, strict=True) if wanted]
             taken = {slot.name for slot in self.inputs}
             tangents = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in chosen)
-            outputs = tuple(replace(slot, name=f"d{slot.name}") for slot in self.outputs)
+            outputs = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in self.outputs)
             wanted_values = [w for slot, w in zip(self.inputs, mask, strict=True) for _ in slot.fields]
             evaluate = point_taps.differentiable(self.traced)
             count = len(wanted_values)
@@ -173,7 +173,7 @@ class PointFunction:
             kept = [slot for slot in self.inputs if slot.name not in self.linear]
             taken = {slot.name for slot in kept}
             cotangents = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in self.outputs)
-            outputs = tuple(replace(slot, name=f"{slot.name}_bar") for slot in chosen)
+            outputs = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in chosen)
             evaluate = point_taps.differentiable(self.traced)
             count = sum(len(slot.fields) for slot in kept)
 
@@ -276,7 +276,6 @@ class PointFunction:
     @cached_property
     def source(self) -> tuple[str, str]:
         """C source text and the name of the function in it, which depends on the text."""
-        name = "".join(c if c.isalnum() else "_" for c in self.name)
         inputs, offset = [], 0
         for slot in self.inputs:
             if slot.kind == "parameters":
@@ -286,7 +285,7 @@ class PointFunction:
                 inputs += [Argument(n) for n in slot.field_names()]
         outputs = [n for slot in self.results for n in slot.field_names()]
         text = qfunction("@NAME@", self.jaxpr, inputs, outputs)
-        unique = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        unique = f"{codegen_names.function_name(self.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return text.replace("@NAME@", unique), unique
 
     def eval_modes(self, slots: Sequence[Slot]) -> list[tuple[str, int, EvalMode]]:

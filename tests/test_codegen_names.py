@@ -1,5 +1,6 @@
 """Variables of the generated C are named after those of the user's source."""
 
+import keyword
 import re
 
 import jax
@@ -163,3 +164,73 @@ def test_c_names():
                                                                            "f1", "a_b"]  # fmt: skip
     assert all(is_c_name(n) for n in ("J", "x_0", "lnJ", "I1"))
     assert not any(is_c_name(n) for n in ("int", "sin", "_a", "CEED_X", "é", "2a", "M_PI"))
+
+
+def test_a_variable_with_the_name_of_those_without_one_is_named_again_and_again():
+    """The prefix of numbered variables is `t`; a user's `t` that is assigned in a row once never came to an end."""
+
+    def total(x):
+        t = x[0] * 2.0
+        t = t + x[1]
+        t = t * x[2]
+        t2 = t + 1.0
+        return t2 * t
+
+    run = check(total, np.random.default_rng(0).random((5, 3)))
+    assert {"t", "t_2", "t_3"} <= lines(run.source).keys()
+
+
+ANY_NAME = [
+    "Wärmeleitung", "3d-elasticity", "", " ", "double", "main", "_", "日本語", "a" * 300, "operator=", 'quo"te', "new\nline",
+    "*/", "100%s", "back\\slash", "sin", "in", "f.<locals>.<lambda>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANY_NAME)
+def test_an_operator_has_any_name(name):
+    """And so have functions of plain arrays, their fields, and their derivatives."""
+    space = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(2, 2), degree=1)
+    field = name if name.isidentifier() and not keyword.iskeyword(name) else "u"  # a parameter of the function
+    inputs = {field: space.value, "w": space.weight}
+
+    def mass(**given):
+        return given["w"] * given[field] ** 3
+
+    operator = ct.operator(inputs=inputs, outputs={f"{field}v": space.value}, name=name)(mass)
+    u = jnp.asarray(space.nodes[:, 0])
+    np.testing.assert_allclose(operator(u), operator.reference(u), rtol=1e-13, atol=1e-15)
+    du = jnp.ones_like(u)
+    for f in (lambda f: jax.jvp(f, (u,), (du,))[1], lambda f: jax.vjp(f, u)[1](du)[0]):
+        np.testing.assert_allclose(f(operator), f(operator.reference), rtol=1e-13, atol=1e-15)
+    mass_at = ct.pointwise(lambda x: 2.0 * x)
+
+    def doubled(x):
+        return 2.0 * x
+
+    doubled.__name__ = name
+    mass_at = ct.pointwise(doubled)
+    np.testing.assert_array_equal(mass_at(u), 2 * u)
+    np.testing.assert_array_equal(jax.grad(lambda x: mass_at(x).sum())(u), 2 * du)
+
+
+def test_derivatives_of_fields_that_have_the_names_of_derivatives():
+    space = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(2, 2), degree=1)
+    names = ("u", "du", "dv", "v_bar", "u_bar", "du_bar")
+
+    def product(w, **fields):
+        out = w
+        for value in fields.values():
+            out = out * (1 + value)
+        return out
+
+    operator = ct.operator(
+        inputs={**dict.fromkeys(names, space.value), "w": space.weight}, outputs={"v": space.value}, name="product"
+    )(product)
+    values = [jnp.asarray(x) for x in np.random.default_rng(0).random((6, *space.shape))]
+    np.testing.assert_allclose(
+        jax.jvp(operator, values, values[::-1])[1], jax.jvp(operator.reference, values, values[::-1])[1], rtol=1e-12
+    )
+    for got, want in zip(
+        jax.vjp(operator, *values)[1](values[0]), jax.vjp(operator.reference, *values)[1](values[0]), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
