@@ -23,6 +23,7 @@ import numpy as np
 from ceedtap import jax_compat
 from ceedtap.ceed import CompositeOperator, Operator, Vector
 from ceedtap.ceed_ffi import Library
+from ceedtap.ceed_qfunction import _QFunction
 from ceedtap.consumer import Consumer
 from ceedtap.native import ffi, lib
 from ceedtap.toolchain import CompilerNotFound
@@ -81,6 +82,13 @@ OPERATORS = Registry(lib.ct_operators())
 def _native_api(library: Library) -> Any:
     api = ffi.new("ct_ceed_api *")
     for field, symbol in {
+        "vector_get_state": "CeedVectorGetState",
+        "vector_has_valid_array": "CeedVectorHasValidArray",
+        "vector_get_array_write": "CeedVectorGetArrayWrite",
+        "vector_restore_array": "CeedVectorRestoreArray",
+        "qfunction_get_inner_context": "CeedQFunctionGetInnerContext",
+        "context_get_state": "CeedQFunctionContextGetState",
+        "context_has_valid_data": "CeedQFunctionContextHasValidData",
         "vector_set_array": "CeedVectorSetArray",
         "vector_take_array": "CeedVectorTakeArray",
         "operator_apply": "CeedOperatorApply",
@@ -252,7 +260,33 @@ class Application(Unique):
         none = ceed.library.lib.CEED_VECTOR_NONE
         entry.active_in, entry.active_out = (pointer(none if v is None else v.pointer) for v in connection.active)
         entry.num_in, entry.num_out = len(connection.inputs), len(connection.outputs)
-        return OPERATORS.enter(self, entry, (connection, kept))
+        conditions = _conditions(connection, pointer)
+        array = ffi.new("ct_condition[]", conditions or 1)
+        entry.conditions, entry.num_conditions = array, len(conditions)
+        entry.poison = connection.op._native_poison
+        entry.idle_poison = (connection.idle or connection.op)._native_poison
+        return OPERATORS.enter(self, entry, (connection, kept, conditions, array))
+
+
+def _conditions(connection: Connection, pointer: Callable[[Any], Any]) -> list[tuple[int, Any, Any]]:
+    """What the handler checks before each call: what can change, or break, when nobody traces a program."""
+    conditions = []
+
+    def add(kind: int, native: Any, name: str) -> None:
+        conditions.append((kind, native, ffi.new("char[]", name.encode())))
+
+    ends = [end._access for end in (*connection.inputs, *connection.outputs) if isinstance(end, Vector)]
+    for op in filter(None, (connection.op, connection.idle)):
+        for part in op.parts():
+            add(lib.CT_USABLE, ffi.cast("void *", part._native_poison), repr(part))
+            if isinstance(part, _QFunction):
+                add(lib.CT_CONTEXT, pointer(part.pointer), f"the context of {part!r}")
+        for kind, vectors in zip((lib.CT_READABLE, lib.CT_WRITABLE), op.passive_vectors, strict=True):
+            for name, vector in vectors:
+                if not any(vector._access is end for end in ends):  # those are pointed at the program's arrays
+                    add(kind, pointer(vector.pointer), f"{name}, {vector!r}")
+                    vector._users.append(weakref.ref(op))
+    return conditions
 
 
 def apply(op: Application, *inputs: Any) -> list[Any]:

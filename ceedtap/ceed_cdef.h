@@ -199,6 +199,7 @@ int CeedQFunctionSetContextWritable(CeedQFunction qf, bool is_writable);
 int CeedQFunctionSetUserFlopsEstimate(CeedQFunction qf, CeedSize flops);
 int CeedQFunctionGetKernelName(CeedQFunction qf, const char **kernel_name);
 int CeedQFunctionGetCeed(CeedQFunction qf, Ceed *ceed);
+int CeedQFunctionGetInnerContext(CeedQFunction qf, CeedQFunctionContext *ctx);
 int CeedQFunctionView(CeedQFunction qf, FILE *stream);
 int CeedQFunctionApply(CeedQFunction qf, CeedInt Q, CeedVector *u, CeedVector *v);
 int CeedQFunctionDestroy(CeedQFunction *qf);
@@ -226,6 +227,8 @@ int CeedContextFieldLabelGetDescription(CeedContextFieldLabel label, const char 
                                         size_t *num_values, const char **field_description,
                                         CeedContextFieldType *field_type);
 int CeedQFunctionContextGetContextSize(CeedQFunctionContext ctx, size_t *ctx_size);
+int CeedQFunctionContextGetState(CeedQFunctionContext ctx, uint64_t *state);
+int CeedQFunctionContextHasValidData(CeedQFunctionContext ctx, bool *has_valid_data);
 int CeedQFunctionContextView(CeedQFunctionContext ctx, FILE *stream);
 int CeedQFunctionContextDestroy(CeedQFunctionContext *ctx);
 
@@ -264,6 +267,13 @@ int CeedOperatorGetCeed(CeedOperator op, Ceed *ceed);
 int CeedOperatorGetNumElements(CeedOperator op, CeedInt *num_elem);
 int CeedOperatorGetNumQuadraturePoints(CeedOperator op, CeedInt *num_qpts);
 int CeedOperatorGetFlopsEstimate(CeedOperator op, CeedSize *flops);
+int CeedOperatorGetQFunction(CeedOperator op, CeedQFunction *qf);
+int CeedOperatorGetFields(CeedOperator op, CeedInt *num_input_fields, CeedOperatorField **input_fields,
+                          CeedInt *num_output_fields, CeedOperatorField **output_fields);
+int CeedOperatorFieldGetName(CeedOperatorField op_field, const char **field_name);
+int CeedOperatorFieldGetVector(CeedOperatorField op_field, CeedVector *vec);
+int CeedOperatorIsAtPoints(CeedOperator op, bool *is_at_points);
+int CeedOperatorAtPointsGetPoints(CeedOperator op, CeedElemRestriction *rstr_points, CeedVector *point_coords);
 int CeedOperatorIsComposite(CeedOperator op, bool *is_composite);
 int CeedOperatorGetContext(CeedOperator op, CeedQFunctionContext *ctx);
 int CeedOperatorGetContextFieldLabel(CeedOperator op, const char *field_name, CeedContextFieldLabel *field_label);
@@ -291,6 +301,10 @@ int CeedCompositeOperatorCreate(Ceed ceed, CeedOperator *op);
 int CeedCompositeOperatorAddSub(CeedOperator composite_op, CeedOperator sub_op);
 int CeedOperatorCreateComposite(Ceed ceed, CeedOperator *op);
 int CeedOperatorCompositeAddSub(CeedOperator composite_op, CeedOperator sub_op);
+int CeedCompositeOperatorGetNumSub(CeedOperator op, CeedInt *num_suboperators);
+int CeedOperatorCompositeGetNumSub(CeedOperator op, CeedInt *num_suboperators);
+int CeedCompositeOperatorGetSubList(CeedOperator op, CeedOperator **sub_operators);
+int CeedOperatorCompositeGetSubList(CeedOperator op, CeedOperator **sub_operators);
 int CeedCompositeOperatorGetMultiplicity(CeedOperator op, CeedInt num_skip_indices, CeedInt *skip_indices,
                                          CeedVector mult);
 int CeedOperatorCompositeGetMultiplicity(CeedOperator op, CeedInt num_skip_indices, CeedInt *skip_indices,

@@ -13,6 +13,7 @@ from ceedtap.ceed_constants import BASIS_NONE, REQUEST_IMMEDIATE, Sentinel
 from ceedtap.ceed_ffi import CeedAccessError, CeedIncompleteError, CeedUnsupportedError
 from ceedtap.ceed_object import integers
 from ceedtap.ceed_operator import Operator, OperatorField, _Named, _Operator
+from ceedtap.ceed_poison import Poisonable
 from ceedtap.ceed_qfunction import QFunctionField, _QFunction
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _ElemRestriction, check_vector
 from ceedtap.ceed_vector import Vector
@@ -154,6 +155,10 @@ class CompositeOperator(_Operator):
 
     def _all_functions(self) -> list[_QFunction]:
         return [qf for sub in self._subs for qf in sub._all_functions()]
+
+    def parts(self) -> list[Poisonable]:
+        """What libCEED can leave locked: the operator, its parts, and their QFunctions."""
+        return [self, *(part for sub in self._subs for part in sub.parts())]
 
     def get_multiplicity(self, skip_indices: Sequence[int] = ()) -> Vector:
         """The L-vector of how many of the parts touch each entry.

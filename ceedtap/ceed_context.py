@@ -222,12 +222,19 @@ class QFunctionContext(CeedObject):
         """The data to read and change in a ``with`` block, in the type in which it was set; written back at its end."""
         values = self.get_data(memtype)
         shaped = values.reshape(shape) if shape else values
-        self._out = True
+        ffi = self.ceed.library.ffi
+        pointer = ffi.new("void **")
+        with self.ceed.lock:
+            self._check_ready()
+            self._call("CeedQFunctionContextGetData", self.pointer, MEM_HOST, pointer)  # locks it for libCEED, too
+            self._out = True
         try:
             yield shaped
         finally:
-            self._out = False
-            self._write(values)
+            with self.ceed.lock:
+                ffi.memmove(pointer[0], values.tobytes(), self._bytes)
+                self._call("CeedQFunctionContextRestoreData", self.pointer, pointer)
+                self._out = False
 
     def _write(self, values: np.ndarray) -> None:
         ffi = self.ceed.library.ffi

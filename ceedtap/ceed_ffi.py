@@ -163,9 +163,11 @@ class CeedLock(Unique):
     def __enter__(self) -> CeedLock:
         # Ctrl-C while waiting raises as soon as the native call is back, with the lock held: `taken` then says so. One
         # C call both acquires and notes it, since an exception cannot come between.
-        taken: list[None] = []
+        taken: list[int] = []
         try:
-            taken.extend(map(native.ct_lock_acquire, (self._pointer,)))
+            taken.extend(filter(None, map(native.ct_lock_acquire, (self._pointer,))))
+            if not taken:
+                raise CeedAccessError(native_ffi.string(native.ct_lock_lost).decode())
             if not self._depth and self._pending:
                 self._drain()
             self._depth += 1
@@ -251,12 +253,16 @@ _SINCE_1_0 = frozenset(
         "CeedGetBuildConfiguration",
         "CeedGetGitVersion",
         "CeedOperatorAssemblyDataStrip",
+        "CeedOperatorAtPointsGetPoints",
         "CeedOperatorAtPointsSetPoints",
         "CeedOperatorCompositeAddSub",
         "CeedOperatorCompositeGetMultiplicity",
+        "CeedOperatorCompositeGetNumSub",
+        "CeedOperatorCompositeGetSubList",
         "CeedOperatorCreateAtPoints",
         "CeedOperatorCreateComposite",
         "CeedOperatorGetContextBooleanRead",
+        "CeedOperatorIsAtPoints",
         "CeedOperatorRestoreContextBooleanRead",
         "CeedOperatorSetContextBoolean",
         "CeedQFunctionContextRegisterBoolean",
@@ -522,6 +528,16 @@ def call(ceed: Any, function: str, *args: Any) -> None:
 
 
 _init_guard = threading.Lock()
+
+
+def _after_fork() -> None:
+    """In the child of a fork: guards that no thread of the parent holds. The lock of a Ceed sees to itself."""
+    global _locks_guard, _library_guard, _init_guard
+    _locks_guard, _library_guard, _init_guard = threading.Lock(), threading.Lock(), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def initialize(library: Library, resource: str) -> Any:

@@ -7,12 +7,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ceedtap.ceed_constants import MEM_HOST
-from ceedtap.ceed_ffi import CeedAccessError, CeedIncompatibleError, Library, load, lock_of, root_of
+from ceedtap.ceed_ffi import (
+    CeedAccessError,
+    CeedIncompatibleError,
+    CeedIncompleteError,
+    Library,
+    load,
+    lock_of,
+    root_of,
+)
 from ceedtap.ceed_object import CeedObject, aligned_zeros
+from ceedtap.ceed_qfunction import _QFunction
 from ceedtap.ceed_vector import Vector
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
+    from ceedtap.ceed_operator import Operator
 
 _WORDS = {
     "CeedVector": "a vector",
@@ -178,3 +188,90 @@ class WrappedVector(Vector):
 
     def _after_failure(self, reason: str) -> None:
         """The locks may be its owner's: nothing is taken back."""
+
+
+class WrappedQFunction(_QFunction):
+    """A QFunction that other code made; made by :meth:`ceedtap.QFunction.wrap`."""
+
+    def __init__(self, found: Found, keep: object) -> None:
+        self._start()
+        self._own(found.ceed, "CeedQFunction", found.create, lambda _: keep)
+        ffi, name = found.ceed.library.ffi, found.ceed.library.ffi.new("const char **")
+        self._call("CeedQFunctionGetKernelName", self.pointer, name)
+        self.name = ffi.string(name[0]).decode() if name[0] != ffi.NULL else "(unnamed)"
+        self._read_fields()
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
+        context, valid, state = ffi.new("CeedQFunctionContext *"), ffi.new("bool *"), ffi.new("uint64_t *")
+        self._call("CeedQFunctionGetInnerContext", self.pointer, context)  # borrowed, in every libCEED
+        if context[0] == ffi.NULL:
+            return
+        if not lib.CeedQFunctionContextGetState(context[0], state) and state[0] % 2:
+            raise CeedAccessError(f"the context of {self!r} is locked by its owner, who has its data for writing")
+        if not lib.CeedQFunctionContextHasValidData(context[0], valid) and not valid[0]:
+            raise CeedIncompleteError(f"the context of {self!r} has no data; its owner has to set it first")
+
+
+# -- parts of operators ------------------------------------------------------------------------------------------------
+
+
+def _got(ceed: Ceed, kind: str, pointer: Any) -> Found:
+    """What a function of libCEED has returned: a reference that is ours by now, in 0.12 one that is borrowed."""
+
+    def create(box: Any) -> None:
+        if ceed.library.getters_own:
+            box[0] = pointer
+        else:
+            ceed._call(f"{kind}ReferenceCopy", pointer, box)
+
+    return Found(pointer, ceed, create)
+
+
+def _singles(op: Operator) -> list[Any]:
+    """The handles of the operators that a foreign one is the sum of, itself where it is no sum. Under the lock."""
+    library = op.ceed.library
+    flag, count, subs = library.ffi.new("bool *"), library.ffi.new("CeedInt *"), library.ffi.new("CeedOperator **")
+    op._call("CeedOperatorIsComposite", op.pointer, flag)
+    if not flag[0]:
+        return [op.pointer]
+    for what, to in (("NumSub", count), ("SubList", subs)):
+        op._call(library.first(f"CeedOperatorCompositeGet{what}", f"CeedCompositeOperatorGet{what}"), op.pointer, to)
+    return [subs[0][i] for i in range(count[0])]
+
+
+def qfunctions(op: Operator) -> list[_QFunction]:
+    """The QFunctions of an operator that other code made; under the lock."""
+    functions: list[_QFunction] = []
+    for single in _singles(op):
+        box = op.ceed.library.ffi.new("CeedQFunction *")
+        op._call("CeedOperatorGetQFunction", single, box)
+        functions.append(WrappedQFunction(_got(op.ceed, "CeedQFunction", box[0]), op._foreign))
+    return functions
+
+
+def passive_vectors(op: Operator) -> tuple[list[tuple[str, Vector]], list[tuple[str, Vector]]]:
+    """The vectors of the passive fields of a complete operator that other code made; under the lock."""
+    ceed, ffi, lib = op.ceed, op.ceed.library.ffi, op.ceed.library.lib
+    sides: tuple[list[tuple[str, Vector]], list[tuple[str, Vector]]] = [], []
+    for single in _singles(op):
+        counts, fields = ffi.new("CeedInt[2]"), ffi.new("CeedOperatorField *[2]")
+        op._call("CeedOperatorGetFields", single, counts, fields, counts + 1, fields + 1)
+        for side, kind in enumerate(("input", "output")):
+            for i in range(counts[side]):
+                name, vector = ffi.new("const char **"), ffi.new("CeedVector *")
+                op._call("CeedOperatorFieldGetName", fields[side][i], name)
+                op._call("CeedOperatorFieldGetVector", fields[side][i], vector)
+                if vector[0] not in (lib.CEED_VECTOR_ACTIVE, lib.CEED_VECTOR_NONE):
+                    wrapped = WrappedVector(_got(ceed, "CeedVector", vector[0]), op._foreign)
+                    sides[side].append((f"the passive {kind} field {ffi.string(name[0]).decode()!r}", wrapped))
+        at_points = ffi.new("bool *")
+        if ceed.library.has("CeedOperatorAtPointsGetPoints"):
+            op._call("CeedOperatorIsAtPoints", single, at_points)
+        if at_points[0]:
+            vector = ffi.new("CeedVector *")
+            op._call("CeedOperatorAtPointsGetPoints", single, ffi.NULL, vector)
+            wrapped = WrappedVector(_got(ceed, "CeedVector", vector[0]), op._foreign)
+            sides[0].append(("the coordinates of the points", wrapped))
+    return sides

@@ -94,6 +94,7 @@ class VectorMemory(CeedObject):
         self._elsewhere: Any = None  # what libCEED has lent for writing, where that is not the vector's memory
         self._stuck = ""  # why libCEED has it locked for good
         self._read_only = ""  # why nothing may be written to its memory
+        self._users: list[weakref.ref[Any]] = []  # operators in compiled programs, where its place is fixed
         self._producer: object = None  # whose memory it is, when it came by DLPack
 
     def _own_vector(self, ceed: Ceed, create: Callable[[Any], object]) -> None:
@@ -154,6 +155,10 @@ class VectorMemory(CeedObject):
     def _check_free(self, name: str) -> None:
         """That its data can be replaced now; under the lock."""
         access = self._access
+        for user in self._users:
+            op = user()
+            if op is not None:
+                op._settle()
         if access.readers:
             raise CeedAccessError(
                 f"{name}: {self!r} is locked by {access.readers} array(s) for reading; call restore_array_read first"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,7 @@ from ceedtap.ceed_ffi import (
     check,
 )
 from ceedtap.ceed_object import immediate, text
+from ceedtap.ceed_poison import Poisonable
 from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
@@ -52,12 +54,13 @@ class OperatorField(NamedTuple):
 _Named = list[tuple[str, Vector]]
 
 
-class _Operator(Assembly):
+class _Operator(Poisonable, Assembly):
     """What all operators share."""
 
     def _start(self) -> None:
         self._name = ""
-        self._poison = ""
+        self._start_poison()
+        self._settled = False  # whether what a failure left locked has been taken back
         self._frozen = False
         self._lengths: tuple[int, int] | None = None  # when they cannot change any more
         self._passives: tuple[_Named, _Named] | None = None  # likewise
@@ -74,11 +77,6 @@ class _Operator(Assembly):
     def name(self, name: str) -> None:
         self._call("CeedOperatorSetName", self.pointer, text("name", name))
         self._name = name
-
-    @property
-    def poisoned(self) -> str:
-        """The error after which libCEED left the operator locked; empty while it can be used."""
-        return self._poison
 
     @property
     def active_lengths(self) -> tuple[int, int]:
@@ -112,11 +110,34 @@ class _Operator(Assembly):
             self._freeze()
 
     def _check_usable(self) -> None:
-        if self._poison:
-            raise CeedAccessError(
-                f"{self!r} cannot be used any more, libCEED left it locked. Poisoned by: {self._poison}"
-            )
+        self._settle()
+        self._check_poison()
         self._check_complete()
+
+    def _settle(self) -> None:
+        """Takes back, once, what a failure in a compiled program left locked; under the lock."""
+        if self._native_poison.text[0] != b"\0" and not self._settled:
+            self._settled = True
+            for _, vector in itertools.chain(*(self._passives or self._passive())):
+                vector._after_failure(self.poisoned)
+
+    def check_applicable(self) -> None:
+        """All that :meth:`apply` checks apart from the active vectors, for a compiled program that will apply it."""
+        with self.ceed.lock:
+            self._check_usable()
+            inputs, outputs = self._passives or self._passive()
+            self._check_vectors(inputs, outputs)
+            for _, vector in outputs:
+                vector._prepare_output()
+
+    @property
+    def passive_vectors(self) -> tuple[_Named, _Named]:
+        """The vectors of its passive input and output fields, with names for messages."""
+        return self._passives or self._passive()
+
+    def parts(self) -> list[Poisonable]:
+        """What libCEED can leave locked: the operator, its parts, and their QFunctions."""
+        return [self, *self._all_functions()]
 
     # -- what it does --------------------------------------------------------------------------------------------------
 
@@ -194,9 +215,10 @@ class _Operator(Assembly):
             try:
                 check(rc, function, self.ceed.pointer, library)
             except CeedError as error:
-                self._poison = str(error)
+                self._set_poison(str(error))
+                self._settled = True
                 for _, vector in (*inputs, *outputs):
-                    vector._after_failure(self._poison)
+                    vector._after_failure(str(error))
                 raise
         for qfunction in self._functions:
             qfunction._raise_pending()
@@ -223,7 +245,8 @@ class _Operator(Assembly):
 
     def _label(self, name: str) -> tuple[Any, str, int]:
         """libCEED's label of a context field, its kind and number of values; under the lock."""
-        self._check_usable()
+        self._settle()
+        self._check_poison()
         ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
         label = ffi.new("CeedContextFieldLabel *")
         self._call("CeedOperatorGetContextFieldLabel", self.pointer, text("name", name), label)
@@ -344,6 +367,8 @@ class Operator(_Operator):
 
     _create = "CeedOperatorCreate"
     _at_points = False
+    _wrapped = False
+    _wrapped_functions: Sequence[_QFunction] = ()
 
     @classmethod
     def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> Operator:
@@ -375,11 +400,13 @@ class Operator(_Operator):
             self._fields = {}
             self._foreign = obj
             self._origin = ""
+            self._wrapped = True
             # The finalizer keeps the foreign object: what its owner frees with it, a callback say, is needed till then.
             self._own(found.ceed, "CeedOperator", found.create, lambda _: obj)
             flag = ffi.new("bool *")
             if library.has("CeedOperatorIsComposite") and not lib.CeedOperatorIsComposite(pointer, flag) and flag[0]:
                 self._name = "composite"
+            self._wrapped_functions = ceed_foreign.qfunctions(self)
         return self
 
     def __repr__(self) -> str:
@@ -434,6 +461,10 @@ class Operator(_Operator):
         return dict(self._fields)
 
     def _passive(self) -> tuple[_Named, _Named]:
+        if self._wrapped:
+            from ceedtap import ceed_foreign
+
+            return ceed_foreign.passive_vectors(self)
         inputs: _Named = []
         outputs: _Named = []
         for field in self._fields.values():
@@ -443,6 +474,11 @@ class Operator(_Operator):
         return inputs, outputs
 
     def _check_complete(self) -> None:
+        if self._wrapped and not self._frozen:
+            self._call("CeedOperatorCheckReady", self.pointer)
+            self._freeze()
+        for function in self._wrapped_functions:
+            function._check_usable()
         if self.qfunction is None:
             return
         if self._frozen:  # it was complete then
@@ -470,7 +506,7 @@ class Operator(_Operator):
             self.qfunction._frozen = True
 
     def _all_functions(self) -> list[_QFunction]:
-        return [] if self.qfunction is None else [self.qfunction]
+        return [*self._wrapped_functions] if self.qfunction is None else [self.qfunction]
 
     def set_field(
         self,

@@ -12,7 +12,8 @@ from ceedtap import toolchain
 from ceedtap.ceed_constants import EvalMode
 from ceedtap.ceed_context import QFunctionContext
 from ceedtap.ceed_ffi import CeedAccessError, CeedError
-from ceedtap.ceed_object import CeedObject, enum, integer, text
+from ceedtap.ceed_object import enum, integer, text
+from ceedtap.ceed_poison import Poisonable
 from ceedtap.ceed_restriction import check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -32,7 +33,7 @@ class QFunctionField(NamedTuple):
     is_input: bool
 
 
-class _QFunction(CeedObject):
+class _QFunction(Poisonable):
     """What all QFunctions share.
 
     Attributes:
@@ -46,7 +47,7 @@ class _QFunction(CeedObject):
         self._inputs: dict[str, QFunctionField] = {}
         self._outputs: dict[str, QFunctionField] = {}
         self._frozen = False  # used by an operator that was applied: libCEED allows no changes any more
-        self._poison = ""
+        self._start_poison()
 
     @property
     def fields(self) -> dict[str, QFunctionField]:
@@ -62,15 +63,7 @@ class _QFunction(CeedObject):
         """A QFunction that other code made; see :meth:`ceedtap.Vector.wrap`."""
         from ceedtap import ceed_foreign
 
-        found = ceed_foreign.find(obj, ceed, "CeedQFunction", own)
-        self = _QFunction.__new__(_QFunction)
-        self._start()
-        self._own(found.ceed, "CeedQFunction", found.create, lambda _: obj)
-        ffi, name = found.ceed.library.ffi, found.ceed.library.ffi.new("const char **")
-        self._call("CeedQFunctionGetKernelName", self.pointer, name)
-        self.name = ffi.string(name[0]).decode() if name[0] != ffi.NULL else "(unnamed)"
-        self._read_fields()
-        return self
+        return ceed_foreign.WrappedQFunction(ceed_foreign.find(obj, ceed, "CeedQFunction", own), obj)
 
     def _read_fields(self) -> None:
         ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
@@ -120,9 +113,9 @@ class _QFunction(CeedObject):
             try:
                 self._call("CeedQFunctionApply", self.pointer, q, u, v)
             except CeedError as error:
-                self._poison = str(error)
+                self._set_poison(str(error))
                 for vector in (*inputs, *outputs):
-                    vector._after_failure(self._poison)
+                    vector._after_failure(str(error))
                 raise
             self._raise_pending()
 
@@ -130,10 +123,7 @@ class _QFunction(CeedObject):
         """Raises what Python code that libCEED called has raised; under the lock."""
 
     def _check_usable(self) -> None:
-        if self._poison:
-            raise CeedAccessError(
-                f"{self!r} cannot be used any more, libCEED left it locked. Poisoned by: {self._poison}"
-            )
+        self._check_poison()
 
 
 class QFunctionByName(_QFunction):

@@ -79,9 +79,14 @@ class EmbeddedOperator:
         Raises:
             TypeError: another element type.
             ValueError: another shape.
+            ceedtap.CeedError: what :meth:`ceedtap.Operator.apply` refuses as well: a passive field or a context has no
+                data or is locked, or an earlier error has left the operator locked. A program that is compiled already
+                finds that out when it runs, and JAX raises an error with the same text; nothing is computed, and it
+                runs again when the data is there.
             jax.errors.JaxRuntimeError: libCEED reported an error, whose text it has; also ValueError, which JAX makes
                 of it on its fast path.
         """
+        self.operator.check_applicable()
         return self._call(
             check_array("the operator's input", u, self._application.in_shapes[0], self._application.dtype)
         )

@@ -13,6 +13,7 @@
 #ifndef CEEDTAP_H
 #define CEEDTAP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,9 +24,10 @@ typedef struct ct_lock ct_lock;
 ct_lock *ct_lock_new(void);              /* one reference; NULL when memory is exhausted */
 void ct_lock_ref(ct_lock *lock);
 void ct_lock_unref(ct_lock *lock);       /* the last reference frees it */
-void ct_lock_acquire(ct_lock *lock);
+int ct_lock_acquire(ct_lock *lock);      /* 1: acquired; 0: never, see ct_lock_lost */
 int ct_lock_try_acquire(ct_lock *lock);  /* 1: acquired */
 void ct_lock_release(ct_lock *lock);
+extern const char ct_lock_lost[]; /* what to say when a thread of the parent process had the lock at the fork */
 
 /* -- registry.c: keys of Python objects that compiled programs refer to ----------------------------------------- */
 /* One registry per kind of object. A key lives while Python or a compiled program holds a reference to it. */
@@ -161,6 +163,13 @@ void *ct_pointwise_type_info(void);
 
 /* libCEED is opened at run time, so its functions come as addresses. */
 typedef struct ct_ceed_api {
+  int (*vector_get_state)(void *vec, uint64_t *state);
+  int (*vector_has_valid_array)(void *vec, bool *has_valid_array);
+  int (*vector_get_array_write)(void *vec, int mem_type, void **array);
+  int (*vector_restore_array)(void *vec, void **array);
+  int (*qfunction_get_inner_context)(void *qf, void **context); /* borrowed, in every libCEED */
+  int (*context_get_state)(void *context, uint64_t *state);
+  int (*context_has_valid_data)(void *context, bool *has_valid_data);
   int (*vector_set_array)(void *vec, int mem_type, int copy_mode, void *array);
   int (*vector_take_array)(void *vec, int mem_type, void **array);
   int (*operator_apply)(void *op, void *in, void *out, void **request);
@@ -169,6 +178,24 @@ typedef struct ct_ceed_api {
   void **request_immediate;
   int scalar_size; /* bytes of a CeedScalar */
 } ct_ceed_api;
+
+/* Why libCEED left an operator or a QFunction locked; empty while it can be used. Python and the handler share it, under
+ * the lock. */
+typedef struct ct_poison {
+  char text[1280];
+} ct_poison;
+
+/* Something that can change between two calls, and that libCEED would fail for in the middle of an application. */
+typedef struct ct_condition {
+  int kind;
+  void *object;     /* by the kind: a vector, a vector, a QFunction, a ct_poison */
+  const char *name; /* for messages */
+} ct_condition;
+
+#define CT_READABLE 0 /* the vector has data, and nobody is writing to it */
+#define CT_WRITABLE 1 /* nobody has an array of the vector */
+#define CT_CONTEXT 2  /* the QFunction's context, where it has one, has data, and nobody is writing to it */
+#define CT_USABLE 3   /* not poisoned */
 
 /* An operator as the handler calls it. The vectors belong to Python, which keeps them until the key is reaped. */
 typedef struct ct_operator {
@@ -184,8 +211,9 @@ typedef struct ct_operator {
                      * output of one number that says whether `op` (1) or `idle_op` (0) was applied */
   void **contexts;  /* where such an input is copied to */
   int64_t *lengths; /* of inputs and outputs */
-  int poisoned;     /* libCEED left the operator locked: it must not be called again */
-  char error[1280]; /* text of the failure that poisoned it */
+  ct_condition *conditions;
+  int num_conditions;
+  ct_poison *poison, *idle_poison; /* of `op`, of `idle_op` */
 } ct_operator;
 
 /* A compiled point function: a QFunction without a context. */

@@ -5,6 +5,7 @@
 #include "xla_ffi.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -47,13 +48,60 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   return ct_ffi_set_state(frame, &type_id, state);
 }
 
-static XLA_FFI_Error *failed(const XLA_FFI_CallFrame *frame, ct_operator *op, const char *function, int rc) {
+static const char *why_not(const ct_ceed_api *api, const ct_condition *condition) {
+  const char *no_data = "it has no data; use set_value or set_array first";
+  uint64_t state = 0;
+  bool valid = true;
+  void *context = NULL, *array;
+  switch (condition->kind) {
+    case CT_READABLE:
+      if (!api->vector_get_state(condition->object, &state) && state % 2)
+        return "it is locked by an array for writing; give that one back first (restore_array, or the end of its block)";
+      return api->vector_has_valid_array(condition->object, &valid) || valid ? NULL : no_data;
+    case CT_WRITABLE:
+      if (api->vector_get_array_write(condition->object, MEM_HOST, &array))
+        return "it is locked by an array of it that is out; give that one back first";
+      api->vector_restore_array(condition->object, &array);
+      return NULL;
+    case CT_CONTEXT:
+      if (api->qfunction_get_inner_context(condition->object, &context) || !context) return NULL;
+      if (!api->context_get_state(context, &state) && state % 2) return "it is locked by a `with data()` block";
+      return api->context_has_valid_data(context, &valid) || valid ? NULL : "it has no data; use set_data first";
+    default: return NULL;
+  }
+}
+
+/* What CeedOperatorApply would fail for half-way, which leaves the operator locked for good. */
+static XLA_FFI_Error *check_conditions(const XLA_FFI_CallFrame *frame, const ct_operator *op) {
+  char text[sizeof op->poison->text + 512];
+  for (int i = 0; i < op->num_conditions; i++) {
+    const ct_condition *condition = &op->conditions[i];
+    if (condition->kind == CT_USABLE) {
+      const ct_poison *poison = condition->object;
+      if (!*poison->text) continue;
+      snprintf(text, sizeof text, "ceedtap: %s cannot be used any more, libCEED left it locked. Poisoned by: %s",
+               condition->name, poison->text);
+      return ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, text);
+    }
+    const char *reason = why_not(op->api, condition);
+    if (!reason) continue;
+    const char *message;
+    op->api->reset_error_message(op->ceed, &message);
+    snprintf(text, sizeof text, "ceedtap: %s: %s. Nothing was computed; the operator can be used again then.",
+             condition->name, reason);
+    return ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, text);
+  }
+  return NULL;
+}
+
+static XLA_FFI_Error *failed(const XLA_FFI_CallFrame *frame, ct_operator *op, ct_poison *poison, const char *function,
+                             int rc) {
   const char *message = "";
   if (op->api->get_error_message(op->ceed, &message) || !message) message = "";
-  snprintf(op->error, sizeof op->error, "%s failed with code %d: %s", function, rc, *message ? message : "(no message)");
+  snprintf(poison->text, sizeof poison->text, "%s failed with code %d: %s", function, rc,
+           *message ? message : "(no message)");
   op->api->reset_error_message(op->ceed, &message);
-  op->poisoned = 1;
-  return ct_ffi_error(frame->api, XLA_FFI_Error_Code_INTERNAL, op->error);
+  return ct_ffi_error(frame->api, XLA_FFI_Error_Code_INTERNAL, poison->text);
 }
 
 /* Takes the buffers of the first `n` vectors back. After a failed apply libCEED may refuse: the vectors are locked,
@@ -90,12 +138,13 @@ static XLA_FFI_Error *apply(XLA_FFI_CallFrame *frame, ct_operator *op, int liste
     else memcpy(op->contexts[i], data, (size_t)op->lengths[i] * (size_t)op->api->scalar_size);
   }
   if (rc) {
-    XLA_FFI_Error *error = failed(frame, op, "CeedVectorSetArray", rc);
+    XLA_FFI_Error *error = failed(frame, op, op->poison, "CeedVectorSetArray", rc);
     take_back(op, i - 1);
     return error;
   }
   rc = op->api->operator_apply(listening ? op->op : op->idle_op, op->active_in, op->active_out, op->api->request_immediate);
-  XLA_FFI_Error *error = rc ? failed(frame, op, "CeedOperatorApply", rc) : NULL;
+  XLA_FFI_Error *error = NULL;
+  if (rc) error = failed(frame, op, listening ? op->poison : op->idle_poison, "CeedOperatorApply", rc);
   take_back(op, num_vectors);
   return error;
 }
@@ -135,13 +184,8 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   if (error) return error;
 
   /* libCEED objects are not thread-safe, and XLA may run two independent custom calls at once. */
-  ct_lock_acquire(op->lock);
-  if (op->poisoned) {
-    char text[sizeof op->error + 160];
-    snprintf(text, sizeof text, "ceedtap: this operator cannot be used any more, libCEED left it locked. Poisoned by: %s",
-             op->error);
-    error = ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, text);
-  }
+  if (!ct_lock_acquire(op->lock)) return ct_ffi_error(frame->api, XLA_FFI_Error_Code_FAILED_PRECONDITION, ct_lock_lost);
+  error = check_conditions(frame, op);
   int listening = somebody_listens(op);
   for (int64_t i = 0; i < num_applications && !error; i++) error = apply(frame, op, listening, i);
   ct_lock_release(op->lock);
