@@ -40,22 +40,35 @@ class ProgressBar(Consumer):
         self.label = label
         self._stream = stream
         self._last: dict[jax.Device | None, int] = {}  # the number of the step that each device came to
+        self._first = 0  # the number of the first step of this run of the loop
+        self._up: bool | None = None  # whether the numbers grow; None: nobody can know yet
+        self._held = False  # the only event so far has not been shown
         self._over = False  # since the last event, all has been delivered
         self._since = (0.0, 0)
         self._latest = 0.0
-        # What the line wants: no news below this number of a step and before this time.
+        # What the line wants: no news below this number of steps and before this time.
         self.quiet_below, self.quiet_until = 0.0, 0.0
         OUTFEED.add_display(self)
 
     @property
     def complete(self) -> bool:
         """Whether the last step has come, or the last of them that is tapped."""
-        return bool(self._last) and min(self._last.values()) + self.every >= self.n
+        return bool(self._last) and self._steps + self.every > self.n
 
     @property
     def done(self) -> int:
         """Steps so far, of the slowest device."""
-        return self.n if self.complete else min(min(self._last.values(), default=-1) + 1, self.n)
+        return self.n if self.complete else max(self._steps, 0)
+
+    @property
+    def _steps(self) -> int:
+        """Number of the step that the slowest device came to, the first being 1."""
+        if not self._last:
+            return 0
+        inside = 0 <= self._first < self.n  # else the loop counts from somewhere else
+        if self._up is False:
+            return (self.n - 1 if inside else self._first) - max(self._last.values()) + 1
+        return min(self._last.values()) - (0 if inside else self._first) + 1
 
     @property
     def seconds(self) -> float:
@@ -73,32 +86,53 @@ class ProgressBar(Consumer):
         index = _index(args, transforms)
         with _lock:
             self._latest = time.monotonic()
-            last = self._last.get(device)
+            last, over, was_complete = self._last.get(device), self._over, self.complete
             if index is None:
-                begins = last is None or self._over or last + self.every >= self.n
-                index = 0 if begins or last is None else last + self.every
-            elif index == last and not self._over:
+                begins = last is None or over or last + self.every >= self.n
+                index, up = (0 if begins or last is None else last + self.every), True
+            elif index == last and not over:
                 return  # another shard of a program whose devices have no names here
             else:
-                begins = not self._last or (last is not None and index <= last)
+                up = self._direction(last, index)
+                begins = not self._last or (over and was_complete) or (last is not None and (index > last) != up)
             self._over = False
             if begins:
-                self._last = {}
+                self._last, self._first, up = {}, index, (True if index == 0 else None)
             self._last[device] = index
-            if begins:
+            self._up = up
+            held, self._held = self._held, up is None
+            if begins or over:
                 self._since = (self._latest, self.done)
-            elif index < self.quiet_below and self._latest < self.quiet_until and index + self.every < self.n:
+            if self._held:
+                return  # the next event tells which step this is
+            if begins or over or held:
+                pass
+            elif was_complete and self.complete:
+                return  # the loop has more steps than was said
+            elif self.done < self.quiet_below and self._latest < self.quiet_until and not self.complete:
                 return
-            stream = self._stream if self._stream is not None else sys.stderr
-            line = _lines.get(id(stream))
-            if line is None:
-                line = _lines[id(stream)] = _Line(stream, alone=self._stream is not None)
-            if line.update(self, begins, self._latest):
-                del _lines[id(stream)]
+            self._show(begins or held)
+
+    def _show(self, begins: bool) -> None:
+        stream = self._stream if self._stream is not None else sys.stderr
+        line = _lines.get(id(stream))
+        if line is None:
+            line = _lines[id(stream)] = _Line(stream, alone=self._stream is not None)
+        if line.update(self, begins, self._latest):
+            del _lines[id(stream)]
+
+    def _direction(self, last: int | None, index: int) -> bool | None:
+        """Whether the numbers grow: of two in a row the second tells, if it is not where a loop begins again."""
+        if self._up is not None or last is None:
+            return self._up
+        return index > last or (index != last - self.every and index in (0, self._first))
 
     def settle(self) -> None:
         """The loop may have ended early: the bar stays as it is, and the next event begins another line."""
         with _lock:
+            if self._held:
+                self._held, self._up = False, True
+                self._show(begins=True)
             self._over = True
             for key, line in list(_lines.items()):
                 if self in line.bars:
@@ -170,7 +204,7 @@ class _Line:
     def _write_quarters(self, bar: ProgressBar) -> None:
         done, before = bar.done, self._shown.get(bar)
         quarter = 4 * done // bar.n
-        bar.quiet_below, bar.quiet_until = (quarter + 1) * bar.n / 4 - 1, math.inf
+        bar.quiet_below, bar.quiet_until = (quarter + 1) * bar.n / 4, math.inf
         if bar not in self._inner and (before is None or quarter > 4 * before // bar.n):
             self._shown[bar] = done
             self._write(bar.text(0) + "\n")
@@ -224,10 +258,11 @@ if hasattr(os, "register_at_fork"):
 def progress(n: int, label: str = "", *, every: int = 1, output_stream: TextIO | None = None) -> ProgressBar:
     """A progress bar for a loop inside a compiled program; a consumer for :func:`ceedtap.id_tap`.
 
-    Tap the number of the step, which counts from 0: ``i = ct.id_tap(bar, i)``. Anything else that is tapped counts as
-    one step. In a terminal the bars that run at the same time share one line, with rate and remaining time; in a
-    notebook they share one output; elsewhere there is a line at the start and at each quarter. Loops may be nested; a
-    bar begins again with its loop. Where a loop ends early, its bar ends at the next :func:`ceedtap.barrier_wait` or
+    Tap the number of the step, which counts from 0: ``i = ct.id_tap(bar, i)``. A loop may start later, as one that is
+    resumed, or run downwards; numbers that start outside of 0..n-1 count from where they start. Anything else that is
+    tapped counts as one step. In a terminal the bars that run at the same time share one line, with rate and remaining
+    time; in a notebook they share one output; elsewhere there is a line at the start and at each quarter. Loops may be
+    nested; a bar begins again with its loop. Where a loop ends early, its bar ends at the next :func:`ceedtap.barrier_wait` or
     end of :func:`ceedtap.outfeed_receiver`.
 
     Under `jax.vmap` there is one step for all lanes. Of several devices the slowest counts. Derivatives do not count.

@@ -271,6 +271,106 @@ def test_the_stream_is_that_of_the_time_of_drawing(capsys):
     assert counts(capsys.readouterr().err) == [(1, 2), (2, 2)]
 
 
+LOOPS = {
+    "up": range(40),
+    "from 1": range(1, 41),
+    "longer than was said": range(5000),
+    "longer, from 1": range(1, 5001),
+    "resumed": range(17, 40),
+    "resumed at the last step": range(39, 40),
+    "down": range(39, -1, -1),
+    "down to 1": range(40, 0, -1),
+    "down, resumed": range(25, -1, -1),
+    "every second": range(0, 40, 2),
+    "from a large number": range(1000, 1040),
+    "from a large number, longer": range(1000, 6000),
+    "from a large number down": range(1039, 999, -1),
+    "below zero": range(-40, 0),
+    "below zero, down": range(-1, -41, -1),
+    "far below zero, longer": range(-9000, -4000),
+    "over zero": range(-20, 20),
+    "over zero, longer": range(-20, 5000),
+    "down, longer": range(39, -5000, -1),
+}
+
+
+def drawn(bar, loops):
+    for numbers in loops:
+        for i in numbers:
+            bar(np.int64(i))
+    bar.settle()
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_whatever_the_numbers_are_there_are_few_lines_that_end_at_all_steps(loop):
+    out = io.StringIO()
+    drawn(ct.progress(40, output_stream=out), [loop])
+    found = counts(out.getvalue())
+    assert len(found) <= 6
+    assert found == sorted(set(found))  # it only grows
+    assert found[-1] == ((39, 40) if loop == LOOPS["every second"] else (40, 40))
+    # Of a loop that does not start at 0 the second step tells which way it goes.
+    resumed = 40 - len(loop) if len(loop) < 40 and loop != LOOPS["every second"] else loop[0] == 1
+    assert found[0] == (min(40, resumed + (1 if loop[0] == 0 else 2)), 40)
+    terminal = Terminal()
+    drawn(ct.progress(40, output_stream=terminal), [loop])
+    assert terminal.getvalue().count("\n") == 1
+    assert counts(terminal.getvalue())[-1] == found[-1]
+
+
+@pytest.mark.parametrize("loop", [loop for loop in LOOPS.values() if len(loop) > 1])
+def test_loops_of_any_numbers_inside_of_another_one_begin_again(loop):
+    out = io.StringIO()
+    outer, inner = ct.progress(10, "outer", output_stream=out), ct.progress(40, "inner", output_stream=out)
+    for k in range(10):
+        outer(np.int64(k))
+        for i in loop:
+            inner(np.int64(i))
+            assert 1 <= inner.done <= 40
+        assert inner.done >= 39
+    outer.settle()
+    inner.settle()
+    assert len(out.getvalue().splitlines()) < 16
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("first", [39, 40, 25])
+def test_a_compiled_loop_that_runs_downwards(first, every):
+    out = io.StringIO()
+    bar = ct.progress(40, every=every, output_stream=out)
+    end = first // 40  # a loop from 40 ends at 1
+    f = jax.jit(lambda: jax.lax.while_loop(lambda i: i >= end, lambda i: ct.id_tap(bar, i) - 1, first))
+    for _ in range(2):
+        with ct.outfeed_receiver():
+            assert f() == end - 1
+    found = counts(out.getvalue())
+    half = found.index((40, 40)) + 1
+    for part in (found[:half], found[half:]):
+        assert part == sorted(set(part))
+        assert len(part) <= 5
+        assert part[-1] == (40, 40)
+        # The second event; that of the second run depends on where the first one left off.
+        assert abs(part[0][0] - (15 if first == 25 else 1) - every) < every
+    assert every > 1 or found[:half] == found[half:]
+
+
+def test_a_loop_that_goes_on_after_a_break_has_the_rate_of_what_came_then(monkeypatch):
+    out = io.StringIO()
+    bar = ct.progress(8, output_stream=out)
+    clock = Clock(monkeypatch)
+    drawn(bar, [range(4)])
+    clock.now += 1000.0
+    drawn(bar, [range(4, 8)])
+    assert re.sub(r"^\s*\d+% ", "", out.getvalue().splitlines()[-1]) == "8/8 1/s in 3.0 s"
+
+
+def test_numbers_in_no_order_do_not_fill_the_screen():
+    out = io.StringIO()
+    bar = ct.progress(40, output_stream=out)
+    drawn(bar, [np.random.default_rng(0).integers(0, 40, 3000)])
+    assert len(out.getvalue().splitlines()) < 300
+
+
 def test_a_stream_that_is_closed_is_told_once():
     out = io.StringIO()
     bar = ct.progress(3, output_stream=out)
