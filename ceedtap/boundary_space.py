@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ceedtap import lattice
 from ceedtap.elements import LagrangeElements
+from ceedtap.facet_cells import FacetCells
 from ceedtap.lattice import IntArray
 
 if TYPE_CHECKING:
@@ -24,7 +26,12 @@ class BoundarySpace(LagrangeElements):
     Its fields are the arrays of the space, of the same shape and with the same nodes. Its elements are the facets, of
     dimension ``dim = mesh.dim - 1``: ``.value``, ``.grad`` (of shape (dim, ...): derivatives along the facet),
     ``.weight`` and :func:`ceedtap.quadrature` mean the same as for cells, one dimension lower. The directions of each
-    facet are such that :func:`ceedtap.normal` of the tangents ``.geometry.grad`` points out of its cell.
+    facet are such that :func:`ceedtap.normal` of the tangents ``.geometry.grad`` points out of its cell. A facet
+    between two cells is in a set as a facet of one of them: of files and :meth:`Mesh.from_arrays` that one out of which
+    the facet's own normal points, to the right of a line and by the right-hand rule of a quadrilateral.
+
+    :attr:`inside` and :attr:`outside` are the cells on both sides, with the whole gradient of a field there: for normal
+    derivatives, as in stresses on walls and Nitsche's method, and for jumps.
 
     Attributes:
         space: the space.
@@ -32,7 +39,10 @@ class BoundarySpace(LagrangeElements):
     """
 
     def __init__(self, space: Space, name: str | tuple[str, ...] | None) -> None:
-        facets = np.unique(space.mesh.facets(name), axis=0)
+        facets = space.mesh.facets(name)
+        # Of a facet that is named from both of its cells the first stays.
+        _, first = np.unique(space.mesh.facet_numbers[facets[:, 0], facets[:, 1]], return_index=True)
+        facets = np.unique(facets[first], axis=0)
         self._where = "the boundary" if name is None else f"the boundary {name!r}"
         if len(facets) == 0:
             raise ValueError(f"{self._where} of the mesh has no facets")
@@ -43,7 +53,9 @@ class BoundarySpace(LagrangeElements):
         self.degree, self.quadrature = space.degree, space.quadrature
         self.components, self.qmode = space.components, space.qmode
         self.num_nodes = space.num_nodes
-        local = facet_nodes(self.mesh.dim, self.degree + 1)
+        # Weak: these know the trace.
+        self._cells: weakref.WeakValueDictionary[bool, FacetCells] = weakref.WeakValueDictionary()
+        local = lattice.facet_nodes(self.mesh.dim, self.degree + 1)
         self.element_nodes: IntArray = lattice.frozen(
             np.take_along_axis(space.element_nodes[facets[:, 0]], local[facets[:, 1]], axis=1)
         )
@@ -61,32 +73,31 @@ class BoundarySpace(LagrangeElements):
         """Which boundary it is, for messages."""
         return self._where
 
-    def same_elements(self, other: LagrangeElements) -> bool:
-        """Whether the other's facets are the same."""
-        return isinstance(other, BoundarySpace) and np.array_equal(self.facets, other.facets)
-
     def on(self, ceed: Ceed) -> BoundarySpace:
         """The same trace on another Ceed."""
         return self.space.on(ceed).boundary(self._name)
+
+    @property
+    def inside(self) -> FacetCells:
+        """The cells that the normals point out of, at the quadrature points of the facets."""
+        return self._cells_of(True)
+
+    @property
+    def outside(self) -> FacetCells:
+        """The cells on the other side, that the normals point into.
+
+        Raises:
+            ValueError: facets are on the boundary of the mesh, where there is no other cell.
+        """
+        return self._cells_of(False)
+
+    def _cells_of(self, inside: bool) -> FacetCells:
+        cells = self._cells.get(inside)
+        if cells is None:
+            cells = self._cells[inside] = FacetCells(self, self.space, inside)
+        return cells
 
     @functools.cached_property
     def geometry(self) -> BoundarySpace:
         """The trace of the mesh's own geometry on the same facets, with ``mesh.points`` as a field."""
         return self.space.geometry.boundary(self._name)
-
-
-@functools.cache
-def facet_nodes(dim: int, n: int) -> IntArray:
-    """(2 * dim, n**(dim - 1)) lattice positions of the nodes of each local facet, in an order such that the normal made
-    of the facet's directions points out of a right-handed cell."""
-    rows = []
-    for number, code in enumerate(lattice.facets(dim)):
-        nodes = lattice.entity_nodes(code, n, True)
-        direction, side = divmod(number, 2)
-        # Turned clockwise, a line's tangent points out of a square on the sides right and bottom. The other two
-        # coordinates in their order give the cross product +x, -y, +z.
-        inward = (side == 1) == (direction == 1)
-        if inward:
-            nodes = nodes[::-1] if dim == 2 else nodes.reshape(n, n).T.ravel()
-        rows.append(nodes)
-    return lattice.frozen(np.stack(rows))

@@ -131,6 +131,7 @@ class LagrangeElements(ElementSpace):
         ceed, mesh, degree, quadrature, components, qmode: as of :class:`ceedtap.Space`.
         num_nodes: nodes of the L-vector.
         element_nodes: (num_elements, (degree + 1)**dim) numbers of the nodes of each element, lexicographic.
+        facets: (num_elements, 2) rows of (cell, local facet) where the elements are at facets, else None.
     """
 
     ceed: Ceed
@@ -141,6 +142,7 @@ class LagrangeElements(ElementSpace):
     qmode: int
     num_nodes: int
     element_nodes: IntArray
+    facets: IntArray | None = None
 
     @property
     def dim(self) -> int:
@@ -149,7 +151,9 @@ class LagrangeElements(ElementSpace):
 
     def same_elements(self, other: LagrangeElements) -> bool:
         """Whether the elements of another space on this mesh are the same, in the same order."""
-        raise NotImplementedError
+        if self.facets is None or other.facets is None:
+            return self.facets is other.facets
+        return np.array_equal(self.facets, other.facets)
 
     @property
     def num_elements(self) -> int:

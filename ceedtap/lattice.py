@@ -135,6 +135,26 @@ def entity_nodes(code: tuple[int, ...], n: int, closed: bool) -> IntArray:
     return frozen(np.array(nodes, dtype=np.int64))
 
 
+@functools.cache
+def facet_nodes(dim: int, n: int) -> IntArray:
+    """(2 * dim, n**(dim - 1)) lattice positions of the nodes of each local facet, in an order such that the normal made
+    of the facet's directions points out of a right-handed cell.
+
+    The normal of a line is to the right of its direction, that of a quadrilateral the cross product of its directions.
+    """
+    rows = []
+    for number, code in enumerate(facets(dim)):
+        nodes = entity_nodes(code, n, True)
+        direction, side = divmod(number, 2)
+        # Turned clockwise, a line's tangent points out of a square on the sides right and bottom. The other two
+        # coordinates in their order give the cross product +x, -y, +z.
+        inward = (side == 1) == (direction == 1)
+        if inward:
+            nodes = nodes[::-1] if dim == 2 else nodes.reshape(n, n).T.ravel()
+        rows.append(nodes)
+    return frozen(np.stack(rows))
+
+
 def unique_rows(rows: IntArray) -> tuple[int, IntArray]:
     """Number the distinct rows of a (m, k) array of ids in 0..2**62: (number of them, (m,) index of each row)."""
     if len(rows) == 0:

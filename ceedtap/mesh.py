@@ -41,8 +41,9 @@ class Mesh:
         points: (num_points, dim) float64 coordinates; every point is a node of some cell.
         cells: (num_cells, (order + 1)**dim) int64 indices into ``points``, lexicographic within each cell.
         order: 1 or 2, the order of the geometry.
-        boundary: name -> (n, 2) int64 rows of (cell, local facet). ``"all"``, the facets that belong to one cell only,
-            is added where the mapping has no set of this name.
+        boundary: name -> (n, 2) int64 rows of (cell, local facet); a facet inside of the mesh may be named from either
+            of its cells, which its normal points out of. ``"all"``, the facets that belong to one cell only, is added
+            where the mapping has no set of this name.
         regions: name -> (n,) int64 cell numbers, such as the materials of a mesh file.
         ridges: name -> (n, 2) int64 rows of (cell, local ridge): named corners and, in 3D, edges, such as a held point.
             Local ridges are numbered as in :func:`ceedtap.lattice.ridges`.
@@ -141,18 +142,45 @@ class Mesh:
         return lattice.frozen(self.cells[:, positions])
 
     @functools.cached_property
-    def _facet_numbers(self) -> tuple[int, IntArray]:
-        """Number of distinct facets and (num_cells, 2 * dim) the number of each cell's facets."""
+    def facet_numbers(self) -> IntArray:
+        """(num_cells, 2 * dim) numbers 0, 1, ... of each cell's facets; cells that share a facet have its number."""
         keys = entity_keys(self.corners, lattice.facets(self.dim))
-        count, index = lattice.unique_rows(keys.reshape(-1, keys.shape[-1]))
-        return count, index.reshape(self.num_cells, 2 * self.dim)
+        _, index = lattice.unique_rows(keys.reshape(-1, keys.shape[-1]))
+        return lattice.frozen(index.reshape(self.num_cells, 2 * self.dim))
 
     @functools.cached_property
     def boundary_facets(self) -> IntArray:
         """(n, 2) rows of (cell, local facet): the facets that belong to exactly one cell."""
-        count, index = self._facet_numbers
-        uses = np.bincount(index.ravel(), minlength=count)
-        return lattice.frozen(np.argwhere(uses[index] == 1).astype(np.int64))
+        uses = np.bincount(self.facet_numbers.ravel())
+        return lattice.frozen(np.argwhere(uses[self.facet_numbers] == 1).astype(np.int64))
+
+    def other_side(self, facets: npt.ArrayLike) -> IntArray:
+        """The facets as those of the cells on their other side.
+
+        Args:
+            facets: (n, 2) rows of (cell, local facet).
+
+        Returns:
+            (n, 2) rows of (cell, local facet); -1 for facets that belong to one cell only.
+
+        Examples:
+            >>> box(2, 1).other_side([[0, 1], [0, 0]]).tolist()
+            [[1, 0], [-1, -1]]
+        """
+        rows = _entity_sets({"": facets}, "facets", self.num_cells, 2 * self.dim, "local facets")[""]
+        place = self._partners[rows[:, 0], rows[:, 1]]
+        other = np.stack(np.divmod(place, 2 * self.dim), axis=1)
+        return np.where(place[:, None] < 0, -1, other)
+
+    @functools.cached_property
+    def _partners(self) -> IntArray:
+        """(num_cells, 2 * dim): of each facet the place (cell * 2 * dim + local facet) in the other cell, or -1."""
+        numbers = self.facet_numbers.ravel()
+        order = np.argsort(numbers, kind="stable")
+        twice = np.flatnonzero(numbers[order[1:]] == numbers[order[:-1]])
+        partners = np.full(len(numbers), -1, dtype=np.int64)
+        partners[order[twice]], partners[order[twice + 1]] = order[twice + 1], order[twice]
+        return lattice.frozen(partners.reshape(self.facet_numbers.shape))
 
     def facets(self, name: str | Sequence[str] | None = None) -> IntArray:
         """(n, 2) rows of (cell, local facet) of one boundary set, of several together, or (None) of the whole boundary.
@@ -193,10 +221,9 @@ class Mesh:
             else:
                 hint = "inverted or collapsed"
             raise MeshError(f"Jacobian determinant not positive in {first}{more} ({hint})")
-        count, index = self._facet_numbers
-        uses = np.bincount(index.ravel(), minlength=count)
+        uses = np.bincount(self.facet_numbers.ravel())
         if np.any(uses > 2):
-            cells = np.unique(np.argwhere(uses[index] > 2)[:, 0])
+            cells = np.unique(np.argwhere(uses[self.facet_numbers] > 2)[:, 0])
             raise MeshError(f"a facet belongs to more than two cells: {_some(cells)} are involved")
         same_count, same = lattice.unique_rows(np.sort(self.corners, axis=1))
         if same_count < self.num_cells:
@@ -340,7 +367,9 @@ class Mesh:
             cell_type: meshio's name: ``quad``, ``quad8``, ``quad9``, ``hexahedron``, ``hexahedron20``,
                 ``hexahedron27``. The serendipity cells (8, 20) become full second-order cells of the same shape.
             boundary: name -> facets by point numbers, corners first: (n, 2 or 3) lines in 2D, (n, 4, 8 or 9)
-                quadrilaterals in 3D. Rows of (n, 1) points and, in 3D, of (n, 2 or 3) lines become ridges.
+                quadrilaterals in 3D. A facet between two cells becomes that of the cell which its normal points out
+                of: to the right of a line, by the right-hand rule of a quadrilateral. Rows of (n, 1) points and, in 3D,
+                of (n, 2 or 3) lines become ridges.
             regions: name -> (n,) cell numbers.
             orient: turn left-handed cells (:meth:`Mesh.reoriented`) instead of refusing them.
 
@@ -463,7 +492,7 @@ def entity_keys(corners: IntArray, codes: Sequence[tuple[int, ...]]) -> IntArray
 
 
 def _entity_sets(
-    sets: Mapping[str, IntArray], kind: str, num_cells: int, num_entities: int, of: str
+    sets: Mapping[str, npt.ArrayLike], kind: str, num_cells: int, num_entities: int, of: str
 ) -> dict[str, IntArray]:
     """Checked copies of named sets of (cell, local entity) rows."""
     out = {}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ceedtap import lattice
 from ceedtap.lattice import FloatArray, IntArray
-from ceedtap.mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, entity_keys
+from ceedtap.mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, gradients
 
 # Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
 _CORNERS = {
@@ -70,11 +70,13 @@ def from_arrays(
     x, lexicographic = _lexicographic(x, nodes, dim)
     strides = n ** np.arange(dim)
     corners = lexicographic[:, lattice.lexicographic(2, dim) @ ((n - 1) * strides)]
+    # Those that nobody turns are refused later.
+    left_handed = _left_handed(x, lexicographic, n - 1) if orient else np.zeros(len(nodes), dtype=np.bool_)
     boundary: dict[str, IntArray] = {}
     ridges: dict[str, IntArray] = {}
     for name, entities in sets:
         free, points_of = _entity_rows(name, entities, number, dim)
-        found = _find_entities(corners, free, points_of)
+        found = _find_entities(corners, free, points_of, left_handed)
         lost = np.flatnonzero(found[:, 0] < 0)
         if lost.size:
             kind = "facets" if free == dim - 1 else "entities"
@@ -293,24 +295,48 @@ def _entity_rows(name: str, entities: npt.ArrayLike, number: IntArray, dim: int)
     return free, number[ids[:, : 2**free]]
 
 
-def _find_entities(corners: IntArray, free: int, wanted: IntArray) -> IntArray:
+def _find_entities(corners: IntArray, free: int, wanted: IntArray, left_handed: npt.NDArray[np.bool_]) -> IntArray:
     """(n, 2) rows of (cell, local facet or ridge) of entities by their cyclic corners; -1 where no cell has it.
 
-    Of the cells that share an entity the first one is named.
+    Of the cells that share a facet that one is named out of which the facet's normal points, else the first one.
     """
     dim = corners.shape[1].bit_length() - 1
-    codes = lattice.facets(dim) if free == dim - 1 else lattice.ridges(dim)
+    facets = free == dim - 1
+    codes = lattice.facets(dim) if facets else lattice.ridges(dim)
     members = [place for place, code in enumerate(codes) if code.count(lattice.FREE) == free]
-    keys = entity_keys(corners, [codes[place] for place in members])
+    if facets:
+        local = lattice.facet_nodes(dim, 2)
+    else:
+        local = np.stack([lattice.entity_nodes(codes[place], 2, True) for place in members])
+    keys, turns = lattice.canonical(corners[:, local])
     num_keys, width = keys.shape[0] * keys.shape[1], keys.shape[2]
     if free == 2:
         wanted = wanted[:, [0, 1, 3, 2]]
     known = np.flatnonzero(np.all(wanted >= 0, axis=1))
-    own = lattice.canonical(wanted[known])[0]
+    own, own_turns = lattice.canonical(wanted[known])
     count, index = lattice.unique_rows(np.concatenate([keys.reshape(-1, width), own]))
-    owner = np.full(count, -1, dtype=np.int64)
-    owner[index[:num_keys][::-1]] = np.arange(num_keys)[::-1]
+    first, last = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    first[index[:num_keys][::-1]] = np.arange(num_keys)[::-1]
+    last[index[:num_keys]] = np.arange(num_keys)
     place = np.full(len(wanted), -1, dtype=np.int64)
-    place[known] = owner[index[num_keys:]]
-    local = np.array(members)[place % len(members)]
-    return np.where(place[:, None] < 0, -1, np.stack([place // len(members), local], axis=1))
+    place[known] = first[index[num_keys:]]
+    if facets:
+        mirrored = (_is_mirrored(turns, free) ^ left_handed[:, None]).ravel()
+        inward = (place[known] >= 0) & (mirrored[place[known]] != _is_mirrored(own_turns, free))
+        place[known] = np.where(inward, last[index[num_keys:]], place[known])
+    found = np.array(members)[place % len(members)]
+    return np.where(place[:, None] < 0, -1, np.stack([place // len(members), found], axis=1))
+
+
+def _is_mirrored(turns: IntArray, free: int) -> npt.NDArray[np.bool_]:
+    """Whether an orientation of :func:`lattice.canonical` turns an edge, or a face as seen from one side, over."""
+    if free == 1:
+        return turns == 1
+    return np.isin(turns, [1, 2, 4, 7])  # one direction reversed, or both exchanged, but not both
+
+
+def _left_handed(x: FloatArray, cells: IntArray, order: int) -> npt.NDArray[np.bool_]:
+    """(num_cells,) whether the Jacobian determinant in the middle of a cell is negative."""
+    table = gradients(order, x.shape[1], np.zeros(1))
+    jacobians = np.concatenate([t @ x[cells] for t in table], axis=1)
+    return np.asarray(np.linalg.det(jacobians) < 0)

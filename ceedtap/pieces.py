@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ceedtap import lattice
-from ceedtap.boundary_space import facet_nodes
 from ceedtap.ceed_constants import QuadMode
 from ceedtap.elements import LagrangeElements
+from ceedtap.facet_cells import FacetCells
 from ceedtap.lattice import FloatArray, IntArray
 from ceedtap.mesh import Mesh
 
@@ -125,6 +125,8 @@ def elements_of(on: Mesh | LagrangeElements) -> Elements:
         return Elements(
             on.dim, on.order, on.cells, on.order, on.cells, on.num_points, on.points, None, QuadMode.GAUSS
         )  # fmt: skip
+    if isinstance(on, FacetCells):
+        raise TypeError(f"values at facets are drawn on the facets, V.boundary(...), not on {on!r}")
     if not isinstance(on, LagrangeElements):
         raise TypeError(f"expected a Space, a BoundarySpace or a Mesh to draw on, got {type(on).__name__}")
     mesh = on.mesh
@@ -173,7 +175,7 @@ def _surface(elements: Elements, array: FloatArray, q: int | None) -> tuple[Elem
     rows = np.argwhere(uses[numbers].reshape(-1, 6) == 1)
 
     def on_facets(cells: Any, n: int) -> Any:
-        return np.take_along_axis(cells[rows[:, 0]], facet_nodes(3, n)[rows[:, 1]], axis=1)
+        return np.take_along_axis(cells[rows[:, 0]], lattice.facet_nodes(3, n)[rows[:, 1]], axis=1)
 
     if q is not None:
         array = on_facets(array.reshape(len(array), -1), q)
@@ -187,7 +189,7 @@ def _surface(elements: Elements, array: FloatArray, q: int | None) -> tuple[Elem
 
 def _facet_corners(cells: IntArray, n: int) -> IntArray:
     corner = np.array([0, n - 1, n * (n - 1), n * n - 1])
-    return np.asarray(cells[:, facet_nodes(3, n)[:, corner]])
+    return np.asarray(cells[:, lattice.facet_nodes(3, n)[:, corner]])
 
 
 def _cut(elements: Elements, array: FloatArray, displacement: FloatArray | None, q: int | None) -> Pieces:

@@ -84,12 +84,13 @@ class ProgressBar(Consumer):
         if any(name == "jvp" for name, _ in transforms):
             return
         index = _index(args, transforms)
+        up: bool | None = True
         with _lock:
             self._latest = time.monotonic()
             last, over, was_complete = self._last.get(device), self._over, self.complete
             if index is None:
                 begins = last is None or over or last + self.every >= self.n
-                index, up = (0 if begins or last is None else last + self.every), True
+                index = 0 if begins or last is None else last + self.every
             elif index == last and not over:
                 return  # another shard of a program whose devices have no names here
             else:
@@ -262,8 +263,8 @@ def progress(n: int, label: str = "", *, every: int = 1, output_stream: TextIO |
     resumed, or run downwards; numbers that start outside of 0..n-1 count from where they start. Anything else that is
     tapped counts as one step. In a terminal the bars that run at the same time share one line, with rate and remaining
     time; in a notebook they share one output; elsewhere there is a line at the start and at each quarter. Loops may be
-    nested; a bar begins again with its loop. Where a loop ends early, its bar ends at the next :func:`ceedtap.barrier_wait` or
-    end of :func:`ceedtap.outfeed_receiver`.
+    nested; a bar begins again with its loop. Where a loop ends early, its bar ends at the next
+    :func:`ceedtap.barrier_wait` or end of :func:`ceedtap.outfeed_receiver`.
 
     Under `jax.vmap` there is one step for all lanes. Of several devices the slowest counts. Derivatives do not count.
     The program never waits for its bar.

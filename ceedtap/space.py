@@ -105,10 +105,6 @@ class Space(LagrangeElements):
         """What the elements are, for messages."""
         return "the cells"
 
-    def same_elements(self, other: LagrangeElements) -> bool:
-        """Whether the other's elements are the cells as well."""
-        return isinstance(other, Space)
-
     def on(self, ceed: Ceed) -> Space:
         """The same space on another Ceed; the same object as long as it lives, since fields of one array share it."""
         moved = self if ceed is self.ceed else self._moved.get(ceed)
@@ -135,7 +131,7 @@ class Space(LagrangeElements):
         """The trace of the space on a boundary set, on several together, or (None) on the whole boundary.
 
         Its elements are the facets, once each. Fields are the arrays of the space itself, so operators on the boundary
-        and on the cells can be added.
+        and on the cells can be added. A set may be inside of the mesh: see :class:`BoundarySpace`.
 
         Args:
             name: of the boundary set.
