@@ -457,10 +457,12 @@ def read(path: str | os.PathLike[str], *, orient: bool = False) -> Mesh:
 
     Quadrilaterals and hexahedra of first and second order, serendipity cells included (they become full second-order
     cells of the same shape). The cells of the highest dimension are the mesh, numbered in the order of the file.
-    Groups of facets (physical groups, cell sets, materials) become boundary sets, groups of cells regions, groups of
-    points, and of lines among hexahedra, ridges; a group without a name is called by its number, lower-dimensional
-    cells in no group are ignored. Points that no cell uses are removed, as is the constant third coordinate of a flat
-    mesh.
+    Groups of facets (physical groups, markers, cell sets, numbers of materials or properties) become boundary sets,
+    groups of cells regions, groups of points, and of lines among hexahedra, ridges; a group without a name is called by
+    its number, lower-dimensional cells in no group are ignored. The normals of facets inside of the mesh are those of
+    the file, see :class:`ceedtap.BoundarySpace`. A set of nodes becomes a boundary set of the facets of the boundary
+    all of whose nodes it has, and ridges of its other nodes. A warning says what is not understood. Points that no cell
+    uses are removed, as is the constant third coordinate of a flat mesh.
 
     Args:
         path: the file; its ending decides on the format.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ceedtap import lattice
+from ceedtap import gmsh_file, lattice, mesh_groups
 from ceedtap.lattice import FloatArray, IntArray
 from ceedtap.mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, gradients
+from ceedtap.mesh_groups import FileGroups
 
 # Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
 _CORNERS = {
@@ -30,8 +32,6 @@ _CELLS = {
     "hexahedron27": (3, 27),
 }
 _LINES = ("line", "line3")
-# Integer cell data that carry the group of a cell, by the formats' own names in meshio.
-_GROUP_DATA = ("gmsh:physical", "medit:ref", "cell_tags")
 
 
 def from_arrays(
@@ -42,8 +42,13 @@ def from_arrays(
     regions: Mapping[str, npt.ArrayLike],
     *,
     orient: bool,
+    point_sets: Mapping[str, IntArray] | None = None,
+    lost: list[str] | None = None,
 ) -> Mesh:
-    """See :meth:`ceedtap.mesh.Mesh.from_arrays`; ``sets`` may hold a name once for each kind of entity."""
+    """See :meth:`ceedtap.mesh.Mesh.from_arrays`; ``sets`` may hold a name once for each kind of entity.
+
+    Of ``point_sets``, name -> points, what cannot be kept is told in ``lost``.
+    """
     if cell_type not in _CELLS:
         raise MeshError(f"cell_type: expected one of {', '.join(_CELLS)}, got {cell_type!r}")
     dim, num_nodes = _CELLS[cell_type]
@@ -83,6 +88,14 @@ def from_arrays(
             raise MeshError(f"boundary set {name!r}: {kind} {_some(lost)} belong to no cell")
         target = boundary if free == dim - 1 else ridges
         target[name] = np.concatenate([target[name], found]) if name in target else found
+    for name, members in (point_sets or {}).items():
+        chosen = np.ones(len(x), dtype=np.bool_)  # what serendipity cells lack is as the nodes around it
+        chosen[: len(used)] = np.isin(used, members)
+        facets, entities, covered = mesh_groups.of_nodes(lexicographic, corners, n - 1, chosen)
+        boundary[name] = np.concatenate([boundary[name], facets]) if name in boundary else facets
+        ridges[name] = np.concatenate([ridges[name], entities]) if name in ridges else entities
+        if lost is not None and (count := np.count_nonzero((chosen & ~covered)[: len(used)])):
+            lost.append(f"{count} points of {name!r} in the middle of edges or cells")
     cell_sets = {name: np.asarray(ids) for name, ids in regions.items()}
     mesh = Mesh(x, lexicographic, n - 1, boundary, cell_sets, ridges)
     return mesh.reoriented() if orient else mesh.check()
@@ -97,23 +110,43 @@ def read(path: str | os.PathLike[str], *, orient: bool) -> Mesh:
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise MeshError(f"{name}: no such file")
-    said = io.StringIO()
+    said, copy = io.StringIO(), name
     try:
         # meshio prints its reasons and leaves by sys.exit when no reader takes the file.
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            data = meshio.read(name)
+        with (
+            gmsh_file.without_groups(name) as (copy, gmsh),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            data = meshio.read(copy, _file_format(name))
     except (Exception, SystemExit) as error:
         reasons = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
         if not isinstance(error, SystemExit):
             reasons.append(str(error) or type(error).__name__)
-        raise MeshError(f"{name}: not a mesh file that meshio can read: {' '.join(reasons)}") from error
+        why = " ".join(reasons).replace(copy, name)
+        raise MeshError(f"{name}: not a mesh file that meshio can read: {why}") from error
     try:
-        return _from_meshio(data, orient)
+        groups = FileGroups(data, name, gmsh)
+        mesh = _from_meshio(data, groups, orient)
     except MeshError as error:
         raise MeshError(f"{name}: {error}") from error.__cause__
+    if groups.lost:
+        what = "; ".join(groups.lost)
+        warnings.warn(f"{name}: what is not understood as groups of cells or points is left out: {what}", stacklevel=3)
+    return mesh
 
 
-def _from_meshio(data: Any, orient: bool) -> Mesh:
+def _file_format(path: str) -> str | None:
+    """The format of a file whose ending two formats have in common; None: its ending says it."""
+    if os.path.splitext(path)[1].lower() != ".inp":
+        return None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        first = next((line.split() for line in file if line.strip() and not line.startswith("#")), [])
+    counts = len(first) == 5 and all(word.isdigit() for word in first)  # of nodes, cells and data
+    return "avsucd" if counts else "abaqus"
+
+
+def _from_meshio(data: Any, groups: FileGroups, orient: bool) -> Mesh:
     counts: dict[str, int] = {}
     for block in data.cells:
         if len(block.data):
@@ -136,56 +169,40 @@ def _from_meshio(data: Any, orient: bool) -> Mesh:
     cell_type = types[0]
 
     cells: list[IntArray] = []
+    tags: list[IntArray] = []
     num_cells = 0
     regions: dict[str, list[IntArray]] = {}
     sets: dict[tuple[str, int], list[IntArray]] = {}
+    physical = data.cell_data.get("gmsh:physical", [])
     for index, block in enumerate(data.cells):
         entries = np.asarray(block.data, dtype=np.int64)
         if block.type == cell_type:
-            for name, members in _groups(data, index, dim).items():
+            for name, members, _ in groups.of_block(index, dim):
                 regions.setdefault(name, []).append(num_cells + members)
             cells.append(entries)
+            if len(physical) == len(data.cells):
+                tags.append(np.asarray(physical[index]))
             num_cells += len(entries)
             continue
         free = 2 if block.type in _CELLS else 1 if block.type in _LINES else 0
-        for name, members in _groups(data, index, free).items():
-            sets.setdefault((name, free), []).append(entries[members, : 2**free])
+        for name, members, is_reversed in groups.of_block(index, free):
+            corners = entries[members, : 2**free]
+            sets.setdefault((name, free), []).append(corners[:, ::-1] if is_reversed else corners)
+    every = np.concatenate(cells)
+    if tags:
+        first, which = gmsh_file.distinct_cells(every, np.concatenate(tags))
+        every = every[first]
+        regions = {name: [which[np.concatenate(parts)]] for name, parts in regions.items()}
     return from_arrays(
         data.points,
-        np.concatenate(cells),
+        every,
         cell_type,
         [(name, np.concatenate(parts)) for (name, _), parts in sets.items()],
         {name: np.unique(np.concatenate(parts)) for name, parts in regions.items()},
         orient=orient,
+        point_sets=groups.of_points(),
+        lost=groups.lost,
     )
-
-
-def _groups(data: Any, index: int, dim: int) -> dict[str, IntArray]:
-    """The named groups of block ``index`` of a meshio mesh: name -> positions within the block."""
-    groups: dict[str, IntArray] = {}
-    for name, members in data.cell_sets.items():
-        part = members[index] if index < len(members) else None
-        if not name.startswith("gmsh:") and part is not None and len(part):
-            groups[name] = np.asarray(part, dtype=np.int64)
-    names = {(int(tag), int(of)): name for name, (tag, of) in _physical_names(data).items()}
-    families = getattr(data, "cell_tags", None) or {}
-    for key in _GROUP_DATA:
-        if key not in data.cell_data:
-            continue
-        tags = np.asarray(data.cell_data[key][index]).astype(np.int64).ravel()
-        for tag in np.unique(tags).tolist():
-            if tag == 0:  # gmsh and MED: in no group
-                continue
-            members = np.flatnonzero(tags == tag)
-            own = families.get(tag) if key == "cell_tags" else [names.get((tag, dim), str(tag))]
-            for name in own or [str(tag)]:
-                groups[name] = np.union1d(groups[name], members) if name in groups else members
-    return groups
-
-
-def _physical_names(data: Any) -> dict[str, Any]:
-    """gmsh's physical names, name -> (tag, dimension), among what formats put into meshio's ``field_data``."""
-    return {name: value for name, value in data.field_data.items() if np.shape(value) == (2,)}
 
 
 def _drop_constant(x: FloatArray, dim: int) -> FloatArray:

@@ -470,9 +470,10 @@ def test_named_cell_sets_become_boundary_sets_and_regions(tmp_path):
         [("line", lines), ("quad", meshing.file_cells(mesh, meshing.VTK["quad"]))],
         cell_sets={"inflow": [np.array([0]), np.array([], int)], "half": [np.array([], int), np.array([1])]},
     )
+    from ceedtap.mesh_groups import FileGroups
     from ceedtap.mesh_io import _from_meshio
 
-    again = _from_meshio(data, False)
+    again = _from_meshio(data, FileGroups(data, "", None), False)
     np.testing.assert_array_equal(facet_centres(again, "inflow"), facet_centres(mesh, "left"))
     assert again.regions["half"].tolist() == [1]
     assert set(again.boundary) == {"inflow", "all"}
