@@ -35,7 +35,8 @@ class Mesh:
     """An immutable mesh of quadrilaterals (dim 2) or hexahedra (dim 3) with first- or second-order geometry.
 
     :func:`box`, :func:`read` and :meth:`Mesh.from_arrays` make checked meshes. The constructor itself takes arrays that
-    are already in this class's form and checks their form only; :meth:`check` looks at the geometry.
+    are already in this class's form and checks their form only; :meth:`check` looks at the geometry. Meshes with the
+    same content are equal; they can be copied and pickled, for other processes for example.
 
     Args:
         points: (num_points, dim) float64 coordinates; every point is a node of some cell.
@@ -103,8 +104,27 @@ class Mesh:
         ridges = _entity_sets(self.ridges, "ridge set", len(cells), len(lattice.ridges(dim)), "local ridges")
         object.__setattr__(self, "ridges", MappingProxyType(ridges))
 
+    def __eq__(self, other: object) -> bool:
+        """By content: a mesh that another process sent is the same one."""
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        if self is other:
+            return True
+        pairs = [(self.points, other.points), (self.cells, other.cells)]
+        for ours, theirs in zip(self._sets(), other._sets(), strict=True):
+            if ours.keys() != theirs.keys():
+                return False
+            pairs += [(ours[name], theirs[name]) for name in ours]
+        return self.order == other.order and all(np.array_equal(a, b) for a, b in pairs)
+
+    def __hash__(self) -> int:
+        return hash((self.order, self.points.shape, self.cells.shape, *(len(named) for named in self._sets())))
+
+    def _sets(self) -> tuple[Mapping[str, IntArray], ...]:
+        return self.boundary, self.regions, self.ridges
+
     def __reduce__(self) -> tuple[Any, ...]:
-        sets = (dict(named) for named in (self.boundary, self.regions, self.ridges))  # their views are not picklable
+        sets = (dict(named) for named in self._sets())  # their views are not picklable
         return Mesh, (self.points, self.cells, self.order, *sets)
 
     def __repr__(self) -> str:

@@ -1,6 +1,10 @@
 """Meshes: boxes, arrays, files of several formats, refinement, and the errors of bad ones."""
 
+import concurrent.futures
+import copy
 import math
+import multiprocessing
+import pickle
 import re
 import runpy
 import sys
@@ -667,3 +671,75 @@ def test_repr_says_what_there_is():
         "boundary={'left': 1, 'right': 1, 'bottom': 2, 'top': 2, 'all': 6})"
     )
     assert "regions={'elbow': 400}" in repr(read(DATA / "pipe_elbow.msh"))
+
+
+# --- copies
+
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda mesh: pickle.loads(pickle.dumps(mesh))}
+
+
+@pytest.mark.parametrize("how", COPIES.values(), ids=COPIES)
+def test_copies_are_the_same_mesh(how):
+    shipped = read(DATA / "pipe_elbow.msh")
+    named = Mesh(shipped.points, shipped.cells, 2, shipped.boundary, shipped.regions, {"pin": [[0, 13]]})
+    for mesh in (box(2, 2), named, meshing.scramble(named, 2).refine()):
+        mesh.check()
+        copied = how(mesh)
+        assert copied == mesh
+        assert hash(copied) == hash(mesh)
+        assert len({mesh, copied}) == 1
+        for name in ("points", "cells", "corners", "facet_numbers"):
+            np.testing.assert_array_equal(getattr(copied, name), getattr(mesh, name))
+        assert [dict(sets).keys() for sets in copied._sets()] == [dict(sets).keys() for sets in mesh._sets()]
+        with pytest.raises(ValueError, match="read-only"):
+            copied.points[0] = 1
+        with pytest.raises(TypeError):
+            copied.boundary["new"] = copied.cells
+        copied.check()
+
+
+def test_meshes_differ_in_every_part():
+    mesh = Mesh(box(2, 1).points, box(2, 1).cells, 1, {"a": [[0, 0]]}, {"r": [1]}, {"p": [[0, 0]]})
+    moved, turned = mesh.points.copy(), mesh.cells.copy()
+    moved[0] += 1e-16
+    moved[1] += 1e-15
+    turned[[0, 1]] = turned[[1, 0]]
+    sets = mesh.boundary, mesh.regions, mesh.ridges
+    others = [
+        Mesh(moved, mesh.cells, 1, *sets),
+        Mesh(mesh.points, turned, 1, *sets),
+        Mesh(mesh.points, mesh.cells, 1, {"a": [[0, 1]]}, *sets[1:]),
+        Mesh(mesh.points, mesh.cells, 1, {"b": [[0, 0]]}, *sets[1:]),
+        Mesh(mesh.points, mesh.cells, 1, sets[0], {"r": [0]}, sets[2]),
+        Mesh(mesh.points, mesh.cells, 1, *sets[:2]),
+        box(2, 1),
+        box(1, 1),
+        box(1, 1, order=2),
+        box(1, 1, 1),
+        "mesh",
+    ]
+    assert all(mesh != other for other in others)
+    assert mesh == Mesh(mesh.points, mesh.cells, 1, *sets)
+
+
+def test_spaces_on_equal_meshes_go_together():
+    """As one made of the same file, or of what another process sent."""
+    import ceedtap as ct
+
+    ceed, mesh = ct.Ceed("/cpu/self"), read(DATA / "plate_with_hole.msh")
+    V, X = ct.Space(ceed, mesh, 2), ct.Space(ceed, pickle.loads(pickle.dumps(mesh)), 2).geometry
+    inputs = {"u": V.value, "x": X.grad, "w": V.weight}
+    mass = ct.operator(inputs=inputs, outputs={"v": V.value})(
+        lambda u, x, w: w * u * (x[0, 0] * x[1, 1] - x[0, 1] * x[1, 0])
+    )
+    assert mass(np.ones(V.shape), mesh.points).sum() == pytest.approx(meshing.volume(mesh), rel=1e-13)
+    other = ct.Space(ceed, mesh.refine(), 2)
+    with pytest.raises(ValueError, match="share one mesh"):
+        ct.operator(inputs={"u": V.value, "x": other.value}, outputs={"v": V.value})(lambda u, x: u * x)
+
+
+def test_a_spawned_process_gets_the_mesh():
+    mesh = meshing.scramble(box(2, 3, order=2, warp=bend), 1)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(Mesh.refine, mesh).result(120) == mesh.refine()
