@@ -13,7 +13,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pathlib import Path
 from ceedtap import ceed_trial, cpu
 from ceedtap.cache import cache_dir, digest, write
 from ceedtap.ceed_ffi import CeedUnsupportedError, Library
+from ceedtap.guard import Guard
 
 __all__ = ["Backends", "backends", "check_backend", "choose"]
 
@@ -57,7 +57,7 @@ class Backends:
 
 
 _known: weakref.WeakKeyDictionary[Library, Backends] = weakref.WeakKeyDictionary()
-_guard = threading.Lock()
+_guard = Guard()
 
 
 def backends(library: Library) -> Backends:

@@ -14,7 +14,6 @@ import importlib.util
 import mmap
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ import cffi
 import numpy as np
 
 from ceedtap.cache import cache_dir
+from ceedtap.guard import Guard
 from ceedtap.native import ffi as native_ffi
 from ceedtap.native import lib as native
 from ceedtap.unique import Unique
@@ -134,7 +134,7 @@ class LibCEEDNotFound(ImportError):
 # -- the lock of a Ceed tree -------------------------------------------------------------------------------------------
 
 _locks: weakref.WeakValueDictionary[int, CeedLock] = weakref.WeakValueDictionary()
-_locks_guard = threading.Lock()
+_locks_guard = Guard()
 
 
 class CeedLock(Unique):
@@ -463,7 +463,7 @@ def find() -> Library:
 
 
 _library: Library | None = None
-_library_guard = threading.Lock()
+_library_guard = Guard()
 
 
 def load() -> Library:
@@ -527,17 +527,7 @@ def call(ceed: Any, function: str, *args: Any) -> None:
             check(rc, function, ceed.pointer, library)
 
 
-_init_guard = threading.Lock()
-
-
-def _after_fork() -> None:
-    """In the child of a fork: guards that no thread of the parent holds. The lock of a Ceed sees to itself."""
-    global _locks_guard, _library_guard, _init_guard
-    _locks_guard, _library_guard, _init_guard = threading.Lock(), threading.Lock(), threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_init_guard = Guard()
 
 
 def initialize(library: Library, resource: str) -> Any:

@@ -20,7 +20,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 from ceedtap import cpu
 from ceedtap.cache import cache_dir, digest, write
 from ceedtap.ceed_ffi import Library
+from ceedtap.guard import Guard
 
 __all__ = [
     "CompileError",
@@ -271,7 +271,7 @@ class CompiledQFunction:
 
 
 _loaded: dict[str, Any] = {}
-_loaded_guard = threading.Lock()
+_loaded_guard = Guard()
 
 
 def _load(path: Path) -> Any:
