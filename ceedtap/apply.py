@@ -26,6 +26,7 @@ from ceedtap.ceed_ffi import Library
 from ceedtap.ceed_qfunction import _QFunction
 from ceedtap.consumer import Consumer
 from ceedtap.native import ffi, lib
+from ceedtap.plain_arrays import check_plain
 from ceedtap.toolchain import CompilerNotFound
 from ceedtap.unique import Unique
 
@@ -454,6 +455,7 @@ def check_array(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> A
         TypeError: another element type.
         ValueError: another shape.
     """
+    check_plain(name, x)
     given = getattr(x, "dtype", None)
     hint = ""
     if dtype == np.float64 and not jax.config.read("jax_enable_x64"):

@@ -6,8 +6,6 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ceedtap.ceed_basis import BasisTensorH1
 from ceedtap.ceed_constants import BASIS_NONE, REQUEST_IMMEDIATE, Sentinel
 from ceedtap.ceed_ffi import CeedAccessError, CeedIncompleteError, CeedUnsupportedError
@@ -166,7 +164,7 @@ class CompositeOperator(_Operator):
         Args:
             skip_indices: parts that are not counted.
         """
-        skip = integers("skip_indices", np.asarray(skip_indices, np.int32), len(skip_indices), 0, len(self._subs))
+        skip = integers("skip_indices", skip_indices, len(skip_indices), 0, len(self._subs))
         with self.ceed.lock:
             self._check_usable()
             multiplicity = Vector(self.ceed, self.active_lengths[0])

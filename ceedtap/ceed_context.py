@@ -12,6 +12,7 @@ import numpy as np
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, USE_POINTER
 from ceedtap.ceed_ffi import CeedAccessError, CeedIncompleteError
 from ceedtap.ceed_object import INT_MAX, CeedObject, copy_mode, host, integers, text
+from ceedtap.plain_arrays import plain_array
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
@@ -170,7 +171,7 @@ class QFunctionContext(CeedObject):
         host(memtype)
         mode = copy_mode(cmode)
         if isinstance(data, (np.ndarray, np.generic)):
-            array: np.ndarray = np.asarray(data)
+            array = plain_array("data", data)
         else:
             try:
                 array = (
@@ -271,7 +272,7 @@ def _record(fields: Any) -> np.ndarray:
     for name, value in values.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise ValueError(f"fields: {name!r} is not the name of a C variable")
-        array = np.asarray(value)
+        array = plain_array(f"field {name!r}", value)
         base: np.dtype
         if array.dtype.kind == "b":
             base = np.dtype(np.bool_)
@@ -292,7 +293,7 @@ def _record(fields: Any) -> np.ndarray:
 
 def field_value(name: str, value: Any, base: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """`value` as an array for a field; TypeError, ValueError."""
-    array = np.asarray(value)
+    array = plain_array(f"field {name!r}", value)
     if array.shape != shape:
         raise ValueError(f"field {name!r}: expected shape {shape}, got {array.shape}")
     if base == np.int32:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ceedtap.ceed_constants import REQUEST_IMMEDIATE, CopyMode, MemType
 from ceedtap.ceed_ffi import CeedError, CeedIncompatibleError, CeedUnsupportedError, call
+from ceedtap.plain_arrays import check_plain, plain_array
 from ceedtap.unique import Unique
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ def integer(name: str, value: Any, minimum: int = 0, maximum: int = INT_MAX) -> 
 
 def number(name: str, value: Any) -> float:
     """`value` as a float; TypeError."""
+    check_plain(name, value)
     if isinstance(value, (str, bytes)) or np.ndim(value):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     return float(value)
@@ -189,9 +191,7 @@ def scalars(name: str, value: npt.ArrayLike, size: int, ceed: Ceed) -> np.ndarra
         ValueError: another number of elements.
     """
     dtype = ceed.library.scalar_dtype
-    if np.ma.isMaskedArray(value):
-        raise TypeError(f"{name}: a masked array; libCEED knows no masks, use .filled(...)")
-    array = np.asarray(value)
+    array = plain_array(name, value)
     if not hasattr(value, "dtype") and not hasattr(value, "__array__") and array.dtype.kind in "iuf":
         array = array.astype(dtype)
     if array.dtype != dtype or not array.dtype.isnative:
@@ -215,7 +215,7 @@ def integers(name: str, value: npt.ArrayLike, size: int, low: int, high: int) ->
         TypeError: no integers.
         ValueError: another number of elements, or one out of range.
     """
-    array = np.asarray(value)
+    array = plain_array(name, value)
     if array.dtype.kind not in "iu" and array.size:
         raise TypeError(f"{name}: expected integers, got an array of {array.dtype}")
     if array.size != size:

@@ -20,6 +20,7 @@ from ceedtap.ceed_constants import (
 )
 from ceedtap.ceed_object import INT_MAX, CeedObject, copy_mode, enum, host, immediate, integer, integers
 from ceedtap.ceed_vector import Vector
+from ceedtap.plain_arrays import plain_array
 
 if TYPE_CHECKING:
     from ceedtap.ceed import Ceed
@@ -279,7 +280,7 @@ class ElemRestriction(_ElemRestriction):
 
 
 def _orients(orients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
-    array = np.asarray(orients)
+    array = plain_array("orients", orients)
     if array.dtype != np.bool_:
         raise TypeError(
             f"orients: expected bool values, got an array of {array.dtype}; use orients < 0 or .astype(bool)"
@@ -402,7 +403,7 @@ class StridedElemRestriction(_ElemRestriction):
         if strides is STRIDES_BACKEND:
             pointer, last = STRIDES_BACKEND.pointer(ceed.library), self.esize - 1
         else:
-            values = integers("strides", np.asarray(strides), 3, 0, INT_MAX + 1)
+            values = integers("strides", strides, 3, 0, INT_MAX + 1)
             pointer = ffi.from_buffer("CeedInt[]", values)
             self.strides = int(values[0]), int(values[1]), int(values[2])
             extents = (self.elemsize - 1, self.ncomp - 1, self.nelem - 1)

@@ -16,6 +16,7 @@ import numpy as np
 from ceedtap.ceed_constants import MEM_HOST
 from ceedtap.ceed_memory import Loan
 from ceedtap.ceed_object import aligned_zeros
+from ceedtap.plain_arrays import check_plain
 
 if TYPE_CHECKING:
     import jax
@@ -179,6 +180,7 @@ def take(source: Any, dtype: np.dtype, copy: bool | None) -> tuple[np.ndarray, s
     if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
         raise TypeError(f"source: {type(source).__name__} has no __dlpack__ and __dlpack_device__")
     what = f"{type(source).__module__}.{type(source).__name__}"
+    check_plain("source", source)
     device = tuple(source.__dlpack_device__())
     if device[0] != CPU[0]:
         raise BufferError(

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ceedtap import lattice
 from ceedtap.lattice import FloatArray, IntArray
+from ceedtap.plain_arrays import check_plain, plain_array
 
 __all__ = ["Mesh", "MeshError", "box", "read"]
 
@@ -69,7 +70,7 @@ class Mesh:
     ridges: Mapping[str, IntArray] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        points = np.array(self.points, dtype=np.float64, order="C")
+        points = np.array(plain_array("points", self.points), dtype=np.float64, order="C")
         cells = _integers(self.cells, "cells")
         if points.ndim != 2 or points.shape[1] not in (2, 3):
             raise MeshError(f"points: expected shape (num_points, 2) or (num_points, 3), got {points.shape}")
@@ -446,6 +447,7 @@ def box(
     dim = len(counts)
     corners = []
     for name, value in (("lower", lower), ("upper", upper)):
+        check_plain(name, value)
         try:
             corners.append(np.broadcast_to(np.asarray(value, dtype=np.float64), (dim,)))
         except (TypeError, ValueError):
@@ -465,7 +467,7 @@ def box(
         at = np.flatnonzero(position[:, direction] == (counts[direction] - 1 if side else 0))
         boundary[name] = np.stack([at, np.full_like(at, facet)], axis=1)
     if warp is not None:
-        warped = np.asarray(warp(points.copy()), dtype=np.float64)
+        warped = np.asarray(plain_array("warp", warp(points.copy())), dtype=np.float64)
         if warped.shape != points.shape:
             raise MeshError(f"warp: expected an array of shape {points.shape} from it, got {warped.shape}")
         points = warped
@@ -529,7 +531,7 @@ def _entity_sets(
 
 def _integers(values: Any, what: str, columns: int | None = None) -> IntArray:
     """A fresh int64 array; with ``columns`` of shape (n, columns), where an empty list is n = 0."""
-    array = np.asarray(values)
+    array = plain_array(what, values)
     if array.size == 0 and columns is not None:
         return np.zeros((0, columns), dtype=np.int64)
     if array.dtype.kind not in "iu":

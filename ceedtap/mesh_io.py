@@ -16,6 +16,7 @@ from ceedtap import gmsh_file, lattice, mesh_groups
 from ceedtap.lattice import FloatArray, IntArray
 from ceedtap.mesh import Mesh, MeshError, _check_finite, _check_indices, _integers, _some, gradients
 from ceedtap.mesh_groups import FileGroups
+from ceedtap.plain_arrays import check_plain, plain_array
 
 # Corners in file order (VTK, gmsh, Abaqus, Exodus, ... agree): low / high side per direction.
 _CORNERS = {
@@ -52,6 +53,7 @@ def from_arrays(
     if cell_type not in _CELLS:
         raise MeshError(f"cell_type: expected one of {', '.join(_CELLS)}, got {cell_type!r}")
     dim, num_nodes = _CELLS[cell_type]
+    check_plain("points", points)
     try:
         x = np.array(points, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -96,7 +98,7 @@ def from_arrays(
         ridges[name] = np.concatenate([ridges[name], entities]) if name in ridges else entities
         if lost is not None and (count := np.count_nonzero((chosen & ~covered)[: len(used)])):
             lost.append(f"{count} points of {name!r} in the middle of edges or cells")
-    cell_sets = {name: np.asarray(ids) for name, ids in regions.items()}
+    cell_sets = {name: plain_array(f"region {name!r}", ids) for name, ids in regions.items()}
     mesh = Mesh(x, lexicographic, n - 1, boundary, cell_sets, ridges)
     return mesh.reoriented() if orient else mesh.check()
 
@@ -300,7 +302,7 @@ def _serendipity(nodes: FloatArray, at: FloatArray) -> FloatArray:
 
 def _entity_rows(name: str, entities: npt.ArrayLike, number: IntArray, dim: int) -> tuple[int, IntArray]:
     """Dimension and (n, 2**dimension) corner points of the entities of a set; points that no cell uses are -1."""
-    array = np.asarray(entities)
+    array = plain_array(f"boundary set {name!r}", entities)
     if array.size == 0:
         return dim - 1, np.zeros((0, 2 ** (dim - 1)), dtype=np.int64)
     ids = _integers(array, f"boundary set {name!r}")

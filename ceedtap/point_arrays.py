@@ -16,6 +16,7 @@ from ceedtap.ceed_constants import EvalMode
 from ceedtap.ceed_ffi import load
 from ceedtap.fields import Field
 from ceedtap.native import ffi, lib
+from ceedtap.plain_arrays import check_plain
 from ceedtap.point_function import PointFunction, Slot
 from ceedtap.toolchain import compile_qfunction
 
@@ -132,6 +133,8 @@ def pointwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def over_points(*arrays: Any) -> Any:
+        for i, a in enumerate(arrays):
+            check_plain(f"argument {i} of {over_points.__name__}", a)
         values = [jnp.asarray(a) for a in arrays]
         for i, value in enumerate(values):
             if value.dtype != np.float64:

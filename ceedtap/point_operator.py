@@ -18,6 +18,7 @@ from ceedtap.ceed import Ceed, EvalMode
 from ceedtap.domain import Domain
 from ceedtap.fields import Field, from_scalars
 from ceedtap.linearize import Linearization
+from ceedtap.plain_arrays import check_plain
 from ceedtap.point_application import PointApplication
 from ceedtap.point_function import PointFunction, Slot
 
@@ -109,6 +110,7 @@ class PointOperator:
         if getattr(value, "dtype", None) != slot.dtype:
             got = getattr(value, "dtype", type(value).__name__)
             raise TypeError(f"{label} is {slot.dtype}, got {got}; convert it with .astype('{slot.dtype}')")
+        check_plain(label, value)
         return check_array(label, jnp.asarray(value).astype(dtype), slot.shape, dtype)
 
     def _arguments(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +138,7 @@ class PointOperator:
         if given != expected:
             raise TypeError(f"the parameters of {self._application.name} are like {expected}, got {given}")
         for leaf, template in zip(jax.tree.leaves(params), jax.tree.leaves(self._template), strict=True):
+            check_plain(f"the parameters of {self._application.name}", leaf)
             if jnp.shape(leaf) != jnp.shape(template):
                 expected, got = jnp.shape(template), jnp.shape(leaf)
                 raise ValueError(f"a parameter of {self._application.name} has the shape {expected}, got {got}")

@@ -16,6 +16,7 @@ from ceedtap.ceed import GAUSS, Ceed
 from ceedtap.elements import LagrangeElements
 from ceedtap.lattice import FloatArray, IntArray
 from ceedtap.mesh import Mesh
+from ceedtap.plain_arrays import plain_array
 
 __all__ = ["Space"]
 
@@ -194,7 +195,7 @@ class Space(LagrangeElements):
             ValueError: the values do not have this shape.
         """
         values: Any = f(self.nodes) if callable(f) else f
-        array = np.asarray(values, dtype=np.float64)
+        array = np.asarray(plain_array("values", values), dtype=np.float64)
         if array.shape == (self.num_nodes, 1) and self.components == 1:
             array = array[:, 0]
         if array.shape != self.shape and array.shape not in ((), self.shape[1:]):
