@@ -10,6 +10,7 @@ from ceedtap.calls import original_exception as original_exception
 from ceedtap.ceed import BASIS_NONE as BASIS_NONE
 from ceedtap.ceed import COPY_VALUES as COPY_VALUES
 from ceedtap.ceed import ELEMRESTRICTION_NONE as ELEMRESTRICTION_NONE
+from ceedtap.ceed import EPSILON as EPSILON
 from ceedtap.ceed import EVAL_CURL as EVAL_CURL
 from ceedtap.ceed import EVAL_DIV as EVAL_DIV
 from ceedtap.ceed import EVAL_GRAD as EVAL_GRAD
@@ -30,6 +31,8 @@ from ceedtap.ceed import PRISM as PRISM
 from ceedtap.ceed import PYRAMID as PYRAMID
 from ceedtap.ceed import QUAD as QUAD
 from ceedtap.ceed import REQUEST_IMMEDIATE as REQUEST_IMMEDIATE
+from ceedtap.ceed import SCALAR_FP32 as SCALAR_FP32
+from ceedtap.ceed import SCALAR_FP64 as SCALAR_FP64
 from ceedtap.ceed import STRIDES_BACKEND as STRIDES_BACKEND
 from ceedtap.ceed import TET as TET
 from ceedtap.ceed import TRANSPOSE as TRANSPOSE

@@ -20,6 +20,7 @@ from ceedtap import (
     ceed_callback,
     ceed_composite,
     ceed_context,
+    ceed_gallery,
     ceed_operator,
     ceed_qfunction,
     ceed_restriction,
@@ -64,6 +65,8 @@ from ceedtap.ceed_constants import PRISM as PRISM
 from ceedtap.ceed_constants import PYRAMID as PYRAMID
 from ceedtap.ceed_constants import QUAD as QUAD
 from ceedtap.ceed_constants import REQUEST_IMMEDIATE as REQUEST_IMMEDIATE
+from ceedtap.ceed_constants import SCALAR_FP32 as SCALAR_FP32
+from ceedtap.ceed_constants import SCALAR_FP64 as SCALAR_FP64
 from ceedtap.ceed_constants import STRIDES_BACKEND as STRIDES_BACKEND
 from ceedtap.ceed_constants import TET as TET
 from ceedtap.ceed_constants import TRANSPOSE as TRANSPOSE
@@ -79,15 +82,17 @@ from ceedtap.ceed_constants import NormType as NormType
 from ceedtap.ceed_constants import QuadMode as QuadMode
 from ceedtap.ceed_constants import Sentinel as Sentinel
 from ceedtap.ceed_constants import TransposeMode as TransposeMode
+from ceedtap.ceed_constants import scalar_types as scalar_types
 from ceedtap.ceed_context import QFunctionContext as QFunctionContext
 from ceedtap.ceed_ffi import CeedLock, Library, call, initialize, load, lock_of, root_of
-from ceedtap.ceed_object import captured, integer
+from ceedtap.ceed_gallery import IdentityQFunction as IdentityQFunction
+from ceedtap.ceed_gallery import QFunctionByName as QFunctionByName
+from ceedtap.ceed_object import captured, integer, text
 from ceedtap.ceed_operator import Operator as Operator
 from ceedtap.ceed_operator import OperatorField as OperatorField
-from ceedtap.ceed_qfunction import IdentityQFunction as IdentityQFunction
 from ceedtap.ceed_qfunction import QFunction as QFunction
-from ceedtap.ceed_qfunction import QFunctionByName as QFunctionByName
 from ceedtap.ceed_qfunction import QFunctionField as QFunctionField
+from ceedtap.ceed_registry import registry_get_list
 from ceedtap.ceed_restriction import AtPointsElemRestriction as AtPointsElemRestriction
 from ceedtap.ceed_restriction import CurlOrientedElemRestriction as CurlOrientedElemRestriction
 from ceedtap.ceed_restriction import ElemRestriction as ElemRestriction
@@ -211,6 +216,30 @@ class Ceed(Unique):
         """``"float64"`` or ``"float32"``: what this libCEED computes in."""
         return str(self.library.scalar_dtype)
 
+    def add_jit_source_root(self, jit_source_root: str | os.PathLike[str]) -> None:
+        """Adds a directory in which backends that compile look for sources of QFunctions that have relative paths.
+
+        Raises:
+            NotADirectoryError: there is no such directory.
+        """
+        root = os.fspath(jit_source_root)
+        if not os.path.isdir(root):
+            raise NotADirectoryError(f"jit_source_root: there is no directory {root}")
+        self._call("CeedAddJitSourceRoot", self.pointer, os.fsencode(os.path.abspath(root)))
+
+    def add_jit_define(self, jit_define: str) -> None:
+        """Adds a definition, such as ``"N=3"``, for backends that compile sources.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+            TypeError, ValueError: no text.
+        """
+        self._call("CeedAddJitDefine", self.pointer, text("jit_define", jit_define))
+
+    def registry_get_list(self) -> list[str]:
+        """Names of the backends that are compiled into this libCEED."""
+        return registry_get_list(self.library)
+
     def gauss_quadrature(self, q: int) -> tuple[np.ndarray, np.ndarray]:
         """Points in [-1, 1] and weights of the Gauss rule of `q` points."""
         return self._quadrature("CeedGaussQuadrature", integer("q", q, 1, 10000))
@@ -272,13 +301,13 @@ class Ceed(Unique):
         compstride: int,
         lsize: int,
         offsets: npt.ArrayLike,
-        curlorients: npt.ArrayLike,
+        curl_orients: npt.ArrayLike,
         memtype: int = MEM_HOST,
         cmode: int = COPY_VALUES,
     ) -> CurlOrientedElemRestriction:
         """See :class:`ceedtap.ceed.CurlOrientedElemRestriction`."""
         return ceed_restriction.CurlOrientedElemRestriction(
-            self, nelem, elemsize, ncomp, compstride, lsize, offsets, curlorients, memtype, cmode
+            self, nelem, elemsize, ncomp, compstride, lsize, offsets, curl_orients, memtype, cmode
         )
 
     def BlockedElemRestriction(
@@ -325,13 +354,13 @@ class Ceed(Unique):
         compstride: int,
         lsize: int,
         offsets: npt.ArrayLike,
-        curlorients: npt.ArrayLike,
+        curl_orients: npt.ArrayLike,
         memtype: int = MEM_HOST,
         cmode: int = COPY_VALUES,
     ) -> BlockedCurlOrientedElemRestriction:
         """See :class:`ceedtap.ceed.BlockedCurlOrientedElemRestriction`."""
         return ceed_blocked.BlockedCurlOrientedElemRestriction(
-            self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, curlorients, memtype, cmode
+            self, nelem, elemsize, blksize, ncomp, compstride, lsize, offsets, curl_orients, memtype, cmode
         )
 
     def BlockedStridedElemRestriction(
@@ -418,11 +447,11 @@ class Ceed(Unique):
 
     def QFunctionByName(self, name: str) -> QFunctionByName:
         """See :class:`ceedtap.ceed.QFunctionByName`."""
-        return ceed_qfunction.QFunctionByName(self, name)
+        return ceed_gallery.QFunctionByName(self, name)
 
     def IdentityQFunction(self, size: int, inmode: int, outmode: int) -> IdentityQFunction:
         """See :class:`ceedtap.ceed.IdentityQFunction`."""
-        return ceed_qfunction.IdentityQFunction(self, size, inmode, outmode)
+        return ceed_gallery.IdentityQFunction(self, size, inmode, outmode)
 
     def QFunctionContext(self, fields: Any = None) -> QFunctionContext:
         """See :class:`ceedtap.ceed.QFunctionContext`."""
@@ -459,3 +488,9 @@ class Ceed(Unique):
     def CompositeOperator(self) -> CompositeOperator:
         """See :class:`ceedtap.ceed.CompositeOperator`."""
         return ceed_composite.CompositeOperator(self)
+
+
+def __getattr__(name: str) -> float:
+    if name == "EPSILON":  # of the library, which is opened at first use
+        return 1e-16 if load().scalar_dtype == np.float64 else 6e-08
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -53,6 +53,9 @@ class Assembly(CeedObject):
     @abc.abstractmethod
     def check(self) -> None: ...
 
+    def _check_matrix(self) -> None:
+        """That all parts have one; under the lock."""
+
     # -- diagonals -----------------------------------------------------------------------------------------------------
 
     def linear_assemble_diagonal(self, d: Vector, request: Sentinel = REQUEST_IMMEDIATE) -> None:
@@ -104,6 +107,7 @@ class Assembly(CeedObject):
         immediate(request)
         with self.ceed.lock:
             self._check_usable()
+            self._check_matrix()
             lengths = self.active_lengths
             if lengths[0] != lengths[1] or not lengths[0]:
                 raise ValueError(f"{self!r} has no square matrix: its active lengths are {lengths}")
@@ -165,6 +169,54 @@ class Assembly(CeedObject):
             self._run("CeedOperatorLinearAssembleQFunction", inputs, outputs, vector, restriction)
             return Vector._adopt(self.ceed, vector), StridedElemRestriction._adopt(self.ceed, restriction)
 
+    def linear_assemble_qfunction_build_or_update(
+        self, assembled: Vector | None = None, rstr: StridedElemRestriction | None = None
+    ) -> tuple[Vector, StridedElemRestriction]:
+        """As :meth:`linear_assemble_qfunction`, into what an earlier call returned; libCEED keeps what it needs for it.
+
+        Args:
+            assembled, rstr: what an earlier call for this operator returned; None: new ones are made.
+
+        Returns:
+            `assembled` and `rstr`, or new ones.
+
+        Raises:
+            TypeError, ValueError: only one of both, or others than an earlier call returned.
+            CeedAccessError: a vector is locked.
+        """
+        known = self._assembled
+        if (assembled is not None or rstr is not None) and (
+            known is None or known[0] is not assembled or known[1] is not rstr
+        ):
+            raise ValueError(
+                "assembled, rstr: expected what the last call for this operator returned, or None for both"
+            )
+        if hasattr(self, "sub_operators"):
+            raise CeedUnsupportedError(f"{self!r}: assemble the QFunctions of its sub_operators")
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
+        with self.ceed.lock:
+            self.check()
+            if assembled is not None:
+                assembled._check_output("assembled")
+            inputs, outputs = self._passives or self._passive()
+            self._check_vectors(inputs, outputs)
+            self._clear_inputs(inputs, outputs)
+            # Both are libCEED's own: the vector stays with the operator, so its values are copied.
+            vector, restriction = ffi.new("CeedVector *"), ffi.new("CeedElemRestriction *")
+            self._run("CeedOperatorLinearAssembleQFunctionBuildOrUpdate", inputs, outputs, vector, restriction)
+            values = Vector.values_of(self.ceed, vector[0])
+            lib.CeedVectorDestroy(vector)
+            if assembled is not None and rstr is not None:
+                lib.CeedElemRestrictionDestroy(restriction)
+                assembled.set_array(values)
+                return assembled, rstr
+            new = Vector(self.ceed, values.size)
+            new.set_array(values)
+            self._assembled = new, StridedElemRestriction._adopt(self.ceed, restriction)
+            return self._assembled
+
+    _assembled: tuple[Vector, StridedElemRestriction] | None = None
+
     def set_qfunction_assembly_reuse(self, reuse_assembly_data: bool) -> None:
         """Says whether assembled QFunctions are kept for the next assembly.
 
@@ -189,19 +241,39 @@ class Assembly(CeedObject):
 
         The same place may come several times; the values are to be added.
         """
-        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
         with self.ceed.lock:
-            self.check()
-            if 0 in self.active_lengths:
-                raise ValueError(f"{self!r} has no matrix: its active lengths are {self.active_lengths}")
-            count, rows, columns = ffi.new("CeedSize *"), ffi.new("CeedInt **"), ffi.new("CeedInt **")
-            self._call("CeedOperatorLinearAssembleSymbolic", self.pointer, count, rows, columns)
-            arrays = []
-            for pointer in (rows[0], columns[0]):
-                data = ffi.buffer(ffi.cast("char *", pointer), 4 * count[0]) if count[0] else b""
-                arrays.append(np.frombuffer(data, np.int32).copy())
-                lib.free(pointer)
-            self._num_entries = int(count[0])
+            rows, columns = self._places("CeedOperatorLinearAssembleSymbolic")
+            self._num_entries = rows.size
+        return rows, columns
+
+    def linear_assemble_point_block_diagonal_symbolic(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the entries that :meth:`linear_assemble_point_block_diagonal` computes: two int32 arrays.
+
+        Raises:
+            CeedUnsupportedError: the number of components is not known here, see :meth:`ceedtap.Operator.wrap`.
+        """
+        self._block_size()
+        with self.ceed.lock:
+            return self._places("CeedOperatorLinearAssemblePointBlockDiagonalSymbolic")
+
+    def linear_assemble_get_num_entries(self) -> int:
+        """How many entries :meth:`linear_assemble` computes."""
+        return int(self.linear_assemble_symbolic()[0].size)
+
+    def _places(self, function: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns that libCEED allocates; under the lock."""
+        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
+        self.check()
+        self._check_matrix()
+        if 0 in self.active_lengths:
+            raise ValueError(f"{self!r} has no matrix: its active lengths are {self.active_lengths}")
+        count, pointers = ffi.new("CeedSize *"), ffi.new("CeedInt *[2]")
+        self._call(function, self.pointer, count, pointers, pointers + 1)
+        arrays = []
+        for pointer in pointers:
+            data = ffi.buffer(ffi.cast("char *", pointer), 4 * count[0]) if count[0] else b""
+            arrays.append(np.frombuffer(data, np.int32).copy())
+            lib.free(pointer)
         return arrays[0], arrays[1]
 
     def linear_assemble(self, values: Vector) -> None:
@@ -311,7 +383,7 @@ class Assembly(CeedObject):
         basis_coarse: Basis,
         interp_C_to_F: npt.ArrayLike,
     ) -> tuple[Operator, Operator, Operator]:
-        """As :meth:`multigrid_create`, for H1 bases on any element, with the interpolation given.
+        """As :meth:`multigrid_create`, for H1 bases on any element, tensor products too, with the interpolation given.
 
         Args:
             p_mult_fine, rstr_coarse, basis_coarse: as there.
@@ -352,15 +424,16 @@ class Assembly(CeedObject):
                 raise ValueError(f"basis_coarse: {coarse!r} has another {name} than {fine!r}")
         if rstr.elemsize != coarse.num_nodes:
             raise ValueError(f"rstr_coarse: {rstr!r} does not fit {coarse!r}")
-        if hasattr(coarse, "P1d") != tensor:
+        any_basis = function.endswith("LevelCreateH1")
+        if hasattr(coarse, "P1d") != tensor and not any_basis:
             raise ValueError(f"basis_coarse: {coarse!r} and {fine!r} must both be tensor products, or neither")
-        if tensor and function.endswith("LevelCreateH1"):
-            raise CeedUnsupportedError("tensor bases: use multigrid_create_tensor_h1")
         if not tensor and function.endswith("TensorH1"):
             raise CeedUnsupportedError("the bases are no tensor products: use multigrid_create_h1")
         matrix: list[Any] = []
         if interp is not None:
-            sizes = (fine.P1d, coarse.P1d) if tensor else (fine.num_nodes, coarse.num_nodes)  # type: ignore[attr-defined]
+            sizes = fine.num_nodes, coarse.num_nodes
+            if not any_basis:
+                sizes = fine.P1d, coarse.P1d  # type: ignore[attr-defined]
             values = scalars("interp_C_to_F", interp, sizes[0] * sizes[1], self.ceed)
             matrix = [self.ceed.library.ffi.cast("CeedScalar *", values.ctypes.data)]
         with self.ceed.lock:

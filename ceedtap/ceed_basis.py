@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ceedtap.ceed_basis_at_points import BasisAtPoints
 from ceedtap.ceed_constants import (
     GAUSS_LOBATTO,
     NOTRANSPOSE,
@@ -18,8 +20,8 @@ from ceedtap.ceed_constants import (
     Sentinel,
     TransposeMode,
 )
-from ceedtap.ceed_ffi import CeedUnsupportedError, check
-from ceedtap.ceed_object import INT_MAX, CeedObject, enum, integer, integers, scalars
+from ceedtap.ceed_ffi import CeedUnsupportedError
+from ceedtap.ceed_object import INT_MAX, enum, integer, scalars
 from ceedtap.ceed_restriction import check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -32,7 +34,7 @@ def writes_past_single_rows(ceed: Ceed) -> bool:
     return ceed.get_resource().endswith("avx/serial")
 
 
-class Basis(CeedObject):
+class Basis(BasisAtPoints):
     """What all bases share.
 
     Attributes:
@@ -138,6 +140,8 @@ class Basis(CeedObject):
     def apply(self, nelem: int, emode: int, u: Vector | Sentinel, v: Vector, tmode: int = NOTRANSPOSE) -> None:
         """Applies the basis to E-vectors, or its transpose.
 
+        See also :meth:`apply_add`.
+
         Args:
             nelem: number of elements.
             emode: EVAL_INTERP, EVAL_GRAD (H1: gradients on the reference element, direction slowest), EVAL_DIV
@@ -150,6 +154,21 @@ class Basis(CeedObject):
             TypeError, ValueError: an unknown mode, or vectors of other lengths.
             CeedAccessError: a vector has no data or is locked by an array view.
         """
+        self._apply("CeedBasisApply", nelem, emode, u, v, tmode)
+
+    def apply_add(self, nelem: int, emode: int, u: Vector, v: Vector, tmode: int = TRANSPOSE) -> None:
+        """As :meth:`apply`, but adds to `v`: with TRANSPOSE only.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+            TypeError, ValueError, CeedAccessError: as there.
+        """
+        self.ceed.library.first("CeedBasisApplyAdd")
+        if enum("tmode", tmode, TransposeMode) is not TRANSPOSE:
+            raise ValueError("tmode: libCEED adds with TRANSPOSE only")
+        self._apply("CeedBasisApplyAdd", nelem, emode, u, v, tmode)
+
+    def _apply(self, function: str, nelem: int, emode: int, u: Vector | Sentinel, v: Vector, tmode: int) -> None:
         nelem = integer("nelem", nelem, 1)
         mode, transpose = enum("emode", emode, EvalMode), enum("tmode", tmode, TransposeMode)
         if not self.components(mode):
@@ -169,63 +188,11 @@ class Basis(CeedObject):
             if isinstance(u, Vector):
                 check_distinct(u, v)
             v._check_output("v")
+            if function == "CeedBasisApplyAdd":
+                v._check_input("v")
             v._prepare_output()
             source = u.pointer(self.ceed.library) if isinstance(u, Sentinel) else u.pointer
-            self._call("CeedBasisApply", self.pointer, nelem, transpose, mode, source, v.pointer)
-
-    def apply_at_points(
-        self,
-        num_points: npt.ArrayLike,
-        emode: int,
-        x_ref: Vector,
-        u: Vector,
-        v: Vector,
-        tmode: int = NOTRANSPOSE,
-    ) -> None:
-        """Evaluates at any points of the elements, not only at the quadrature points; for tensor bases.
-
-        Args:
-            num_points: the number of points in each element, a sequence.
-            emode: EVAL_INTERP or EVAL_GRAD.
-            x_ref: coordinates in [-1, 1] of the points of all elements, direction slowest.
-            u: values at the nodes, an E-vector; with TRANSPOSE at the points: direction, component, point of all.
-            v: values at the points; with TRANSPOSE at the nodes; overwritten.
-            tmode: NOTRANSPOSE or TRANSPOSE.
-
-        Raises:
-            CeedUnsupportedError: no tensor basis, or libCEED is older than 1.0, which has another order of values.
-            TypeError, ValueError: an unknown mode, or vectors of other lengths.
-            CeedAccessError: a vector has no data or is locked by an array view.
-        """
-        mode, transpose = enum("emode", emode, EvalMode), enum("tmode", tmode, TransposeMode)
-        counts = integers("num_points", num_points, np.size(num_points), 1, INT_MAX)
-        if mode not in (EvalMode.INTERP, EvalMode.GRAD):
-            raise ValueError(f"emode: at points there are EVAL_INTERP and EVAL_GRAD, not EVAL_{mode.name}")
-        if not isinstance(self, BasisTensorH1):
-            raise CeedUnsupportedError(f"{self!r}: evaluation at points needs a tensor basis")
-        if not counts.size:
-            raise ValueError("num_points: there are no elements")
-        library, total = self.ceed.library, int(counts.sum(dtype=np.int64))
-        ffi = library.ffi
-        tail = "CeedTransposeMode, CeedEvalMode, CeedVector, CeedVector, CeedVector)"
-        library.first("CeedOperatorCreateAtPoints")
-        prototype = f"int(*)(CeedBasis, CeedInt, const CeedInt *, {tail}"
-        sizes = counts.size, ffi.from_buffer("CeedInt[]", counts)
-        at_nodes, at_points = counts.size * self.num_nodes * self.ncomp, total * self.field_size(mode)
-        with self.ceed.lock:
-            check_vector(self, "x_ref", x_ref, total * self.dim)
-            check_vector(self, "u", u, at_points if transpose is TRANSPOSE else at_nodes)
-            check_vector(self, "v", v, at_nodes if transpose is TRANSPOSE else at_points)
-            check_distinct(u, v)
-            check_distinct(x_ref, v, "x_ref and v")
-            x_ref._check_input("x_ref")
-            u._check_input("u")
-            v._check_output("v")
-            v._prepare_output()
-            function = ffi.cast(prototype, library.lib.CeedBasisApplyAtPoints)
-            vectors = (x_ref.pointer, u.pointer, v.pointer)
-            rc = function(self.pointer, *sizes, transpose, mode, *vectors)
-            check(rc, "CeedBasisApplyAtPoints", self.ceed.pointer, library)
+            self._call(function, self.pointer, nelem, transpose, mode, source, v.pointer)
 
     @property
     def T(self) -> TransposeBasis:
@@ -247,6 +214,14 @@ class Basis(CeedObject):
             dtype = self.ceed.library.scalar_dtype
             size = int(np.prod(shape)) * dtype.itemsize
             return np.frombuffer(bytes(ffi.buffer(ffi.cast("char *", array[0]), size)), dtype).reshape(shape).copy()
+
+    def get_q_ref(self) -> np.ndarray:
+        """Coordinates of the quadrature points on the reference element, shape (dim, num_quadrature_points)."""
+        return self._matrix("CeedBasisGetQRef", self.dim, self.num_quadrature_points)
+
+    def get_q_weights(self) -> np.ndarray:
+        """Weights of the quadrature points, shape (num_quadrature_points,)."""
+        return self._matrix("CeedBasisGetQWeights", self.num_quadrature_points)
 
     def get_interp(self) -> np.ndarray:
         """Values of the basis functions, shape (num_quadrature_points, num_nodes); vectors have `dim` in front."""
@@ -359,6 +334,16 @@ class BasisTensorH1(Basis):
     def get_grad_1d(self) -> np.ndarray:
         """Derivatives of the one-dimensional basis functions, shape (Q1d, P1d)."""
         return self._matrix("CeedBasisGetGrad1D", self.Q1d, self.P1d)
+
+    def get_q_ref(self) -> np.ndarray:
+        """Coordinates of the quadrature points on the reference element, shape (dim, num_quadrature_points)."""
+        grids = np.meshgrid(*[self.get_q_ref_1d()] * self.dim, indexing="ij")  # the first direction is the fastest
+        return np.stack([grid.reshape(-1) for grid in grids[::-1]])
+
+    def get_q_weights(self) -> np.ndarray:
+        """Weights of the quadrature points, shape (num_quadrature_points,)."""
+        weights = self.get_q_weight_1d()
+        return np.asarray(functools.reduce(np.multiply.outer, [weights] * self.dim).reshape(-1))
 
     def get_q_ref_1d(self) -> np.ndarray:
         """Coordinates of the quadrature points in [-1, 1], shape (Q1d,)."""

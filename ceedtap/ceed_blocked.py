@@ -139,12 +139,12 @@ class BlockedCurlOrientedElemRestriction(_Blocked, ElemRestriction):
         compstride: int,
         lsize: int,
         offsets: npt.ArrayLike,
-        curlorients: npt.ArrayLike,
+        curl_orients: npt.ArrayLike,
         memtype: int = MEM_HOST,
         cmode: int = COPY_VALUES,
     ) -> None:
         self.blksize = integer("blksize", blksize, 1, 4096)
-        rows = _curl_orients(curlorients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        rows = _curl_orients(curl_orients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
         self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, rows)
 
 

@@ -45,6 +45,8 @@ int CeedGetResource(Ceed ceed, const char **resource);
 int CeedGetPreferredMemType(Ceed ceed, CeedMemType *type);
 int CeedIsDeterministic(Ceed ceed, bool *is_deterministic);
 int CeedAddJitSourceRoot(Ceed ceed, const char *jit_source_root);
+int CeedAddJitDefine(Ceed ceed, const char *jit_define);
+int CeedRegistryGetList(size_t *n, char **resources[], CeedInt **priorities);
 int CeedView(Ceed ceed, FILE *stream);
 int CeedDestroy(Ceed *ceed);
 typedef int (*CeedErrorHandler)(Ceed, const char *, int, const char *, int, const char *, void *);
@@ -73,10 +75,13 @@ int CeedVectorScale(CeedVector x, CeedScalar alpha);
 int CeedVectorAXPY(CeedVector y, CeedScalar alpha, CeedVector x);
 int CeedVectorAXPBY(CeedVector y, CeedScalar alpha, CeedScalar beta, CeedVector x);
 int CeedVectorPointwiseMult(CeedVector w, CeedVector x, CeedVector y);
-int CeedVectorFilter(CeedVector x, CeedScalar filter_value, CeedScalar filter_tolerance);
+int CeedVectorFilter(CeedVector x, CeedScalar threshold);
 int CeedVectorReciprocal(CeedVector vec);
 int CeedVectorGetCeed(CeedVector vec, Ceed *ceed);
+int CeedVectorCopyStrided(CeedVector vec, CeedSize start, CeedSize stop, CeedSize step, CeedVector vec_copy);
+int CeedVectorSetValueStrided(CeedVector vec, CeedSize start, CeedSize stop, CeedSize step, CeedScalar value);
 int CeedVectorView(CeedVector vec, const char *fp_fmt, FILE *stream);
+int CeedVectorViewRange(CeedVector vec, CeedSize start, CeedSize stop, CeedInt step, const char *fp_fmt, FILE *stream);
 int CeedVectorGetLength(CeedVector vec, CeedSize *length);
 int CeedVectorGetState(CeedVector vec, uint64_t *state);
 int CeedVectorHasValidArray(CeedVector vec, bool *has_valid_array);
@@ -119,6 +124,10 @@ int CeedElemRestrictionApply(CeedElemRestriction rstr, CeedTransposeMode t_mode,
                              CeedRequest *request);
 int CeedElemRestrictionApplyBlock(CeedElemRestriction rstr, CeedInt block, CeedTransposeMode t_mode, CeedVector u,
                                   CeedVector ru, CeedRequest *request);
+int CeedElemRestrictionApplyAtPointsInElement(CeedElemRestriction rstr, CeedInt elem, CeedTransposeMode t_mode,
+                                              CeedVector u, CeedVector ru, CeedRequest *request);
+int CeedElemRestrictionCreateUnsignedCopy(CeedElemRestriction rstr, CeedElemRestriction *rstr_unsigned);
+int CeedElemRestrictionCreateUnorientedCopy(CeedElemRestriction rstr, CeedElemRestriction *rstr_unoriented);
 int CeedElemRestrictionGetCompStride(CeedElemRestriction rstr, CeedInt *comp_stride);
 int CeedElemRestrictionGetNumElements(CeedElemRestriction rstr, CeedInt *num_elem);
 int CeedElemRestrictionGetElementSize(CeedElemRestriction rstr, CeedInt *elem_size);
@@ -160,6 +169,8 @@ int CeedBasisApply(CeedBasis basis, CeedInt num_elem, CeedTransposeMode t_mode, 
                    CeedVector v);
 int CeedBasisApplyAdd(CeedBasis basis, CeedInt num_elem, CeedTransposeMode t_mode, CeedEvalMode eval_mode, CeedVector u,
                       CeedVector v);
+int CeedBasisApplyAddAtPoints(CeedBasis basis, CeedInt num_elem, const CeedInt *num_points, CeedTransposeMode t_mode,
+                              CeedEvalMode eval_mode, CeedVector x_ref, CeedVector u, CeedVector v);
 extern char CeedBasisApplyAtPoints[]; /* a function, of two signatures: its address is cast to the right one */
 int CeedBasisGetDimension(CeedBasis basis, CeedInt *dim);
 int CeedBasisGetTopology(CeedBasis basis, CeedElemTopology *topo);
@@ -248,6 +259,9 @@ int CeedOperatorLinearAssembleDiagonal(CeedOperator op, CeedVector assembled, Ce
 int CeedOperatorLinearAssembleAddDiagonal(CeedOperator op, CeedVector assembled, CeedRequest *request);
 int CeedOperatorLinearAssemblePointBlockDiagonal(CeedOperator op, CeedVector assembled, CeedRequest *request);
 int CeedOperatorLinearAssembleAddPointBlockDiagonal(CeedOperator op, CeedVector assembled, CeedRequest *request);
+int CeedOperatorLinearAssembleGetNumEntries(CeedOperator op, CeedSize *num_entries);
+int CeedOperatorLinearAssemblePointBlockDiagonalSymbolic(CeedOperator op, CeedSize *num_entries, CeedInt **rows,
+                                                         CeedInt **cols);
 int CeedOperatorLinearAssembleSymbolic(CeedOperator op, CeedSize *num_entries, CeedInt **rows, CeedInt **cols);
 int CeedOperatorLinearAssemble(CeedOperator op, CeedVector values);
 int CeedOperatorMultigridLevelCreate(CeedOperator op_fine, CeedVector p_mult_fine, CeedElemRestriction rstr_coarse,
@@ -263,6 +277,7 @@ int CeedOperatorMultigridLevelCreateH1(CeedOperator op_fine, CeedVector p_mult_f
 int CeedOperatorCreateFDMElementInverse(CeedOperator op, CeedOperator *fdm_inv, CeedRequest *request);
 int CeedOperatorSetName(CeedOperator op, const char *name);
 int CeedOperatorView(CeedOperator op, FILE *stream);
+int CeedOperatorViewTerse(CeedOperator op, FILE *stream);
 int CeedOperatorGetCeed(CeedOperator op, Ceed *ceed);
 int CeedOperatorGetNumElements(CeedOperator op, CeedInt *num_elem);
 int CeedOperatorGetNumQuadraturePoints(CeedOperator op, CeedInt *num_qpts);
@@ -294,6 +309,7 @@ int CeedOperatorCreateAtPoints(Ceed ceed, CeedQFunction qf, CeedQFunction dqf, C
 int CeedOperatorAtPointsSetPoints(CeedOperator op, CeedElemRestriction rstr_points, CeedVector point_coords);
 int CeedOperatorApply(CeedOperator op, CeedVector in, CeedVector out, CeedRequest *request);
 int CeedOperatorApplyAdd(CeedOperator op, CeedVector in, CeedVector out, CeedRequest *request);
+int CeedOperatorApplyAddActive(CeedOperator op, CeedVector in, CeedVector out, CeedRequest *request);
 int CeedOperatorDestroy(CeedOperator *op);
 
 /* Composite operators: the first names are those of 0.12 and 0.13, the second ones those that replaced them. */
@@ -301,6 +317,8 @@ int CeedCompositeOperatorCreate(Ceed ceed, CeedOperator *op);
 int CeedCompositeOperatorAddSub(CeedOperator composite_op, CeedOperator sub_op);
 int CeedOperatorCreateComposite(Ceed ceed, CeedOperator *op);
 int CeedOperatorCompositeAddSub(CeedOperator composite_op, CeedOperator sub_op);
+int CeedOperatorCompositeSetSequential(CeedOperator op, bool is_sequential);
+int CeedOperatorCompositeIsSequential(CeedOperator op, bool *is_sequential);
 int CeedCompositeOperatorGetNumSub(CeedOperator op, CeedInt *num_suboperators);
 int CeedOperatorCompositeGetNumSub(CeedOperator op, CeedInt *num_suboperators);
 int CeedCompositeOperatorGetSubList(CeedOperator op, CeedOperator **sub_operators);

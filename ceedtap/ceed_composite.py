@@ -50,8 +50,10 @@ class OperatorAtPoints(Operator):
             raise TypeError(f"rstr_points: expected an AtPointsElemRestriction, got {rstr_points!r}")
         self._check_same_ceed("rstr_points", rstr_points)
         with self.ceed.lock:
-            if self._points is not None or self._frozen or self._fields:
-                raise CeedAccessError(f"{self!r}: the points are set once, before the fields")
+            if self._points is not None or self._frozen:
+                raise CeedAccessError(f"{self!r}: the points are set once, before it is checked or applied")
+            for field in self._fields.values():
+                _check_points(f"field {field.name!r}", field.restriction, field.basis, rstr_points)
             check_vector(self, "point_coords", point_coords, rstr_points.lsize)
             point_coords._check_input("point_coords")
             self._call("CeedOperatorAtPointsSetPoints", self.pointer, rstr_points.pointer, point_coords.pointer)
@@ -70,30 +72,36 @@ class OperatorAtPoints(Operator):
 
     def _check_field(self, field: QFunctionField, restriction: Any, basis: Any, vector: Any) -> None:
         where = f"field {field.name!r} (EVAL_{field.eval_mode.name}, size {field.size})"
-        if self._points is None:
-            raise CeedIncompleteError(f"{where}: call set_points before set_field")
-        if basis is BASIS_NONE:
-            if not isinstance(restriction, AtPointsElemRestriction) or restriction.points != self._points.points:
-                raise ValueError(
-                    f"{where}: restriction: expected one to the points of the operator, got {restriction!r}"
-                )
-        else:
-            if isinstance(restriction, AtPointsElemRestriction):
-                raise ValueError(f"{where}: restriction: {restriction!r} takes no basis")
-            if not isinstance(basis, BasisTensorH1):
-                raise ValueError(f"{where}: basis: expected a tensor basis, got {basis!r}")
-            nelem = restriction.nelem if isinstance(restriction, _ElemRestriction) else self._points.nelem
-            if nelem != self._points.nelem or basis.dim != self._points.ncomp:
-                raise ValueError(f"{where}: {restriction!r} and {basis!r} do not fit the points {self._points!r}")
+        _check_points(where, restriction, basis, self._points)
+        others = (other.restriction for other in self._fields.values())
+        known = next((other for other in others if isinstance(other, AtPointsElemRestriction)), None)
+        if known is not None and basis is BASIS_NONE and restriction.points != known.points:
+            raise ValueError(f"{where}: restriction: {restriction!r} has other points than {known!r} of another field")
         super()._check_field(field, restriction, basis, vector)
 
     def _num_points(self, restriction: Any, basis: Any) -> int:
-        assert self._points is not None
-        return self._points.elemsize
+        return 0 if self._points is None else self._points.elemsize
 
     def linear_assemble_qfunction(self, request: Sentinel = REQUEST_IMMEDIATE) -> Any:
         """Not for points."""
         raise CeedUnsupportedError(f"{self!r}: libCEED does not assemble QFunctions at points")
+
+
+def _check_points(where: str, restriction: Any, basis: Any, points: AtPointsElemRestriction | None) -> None:
+    """That a field fits the points of its operator, as far as they are known."""
+    if basis is BASIS_NONE:
+        if not isinstance(restriction, AtPointsElemRestriction) or (points and restriction.points != points.points):
+            raise ValueError(f"{where}: restriction: expected one to the points of the operator, got {restriction!r}")
+        return
+    if isinstance(restriction, AtPointsElemRestriction):
+        raise ValueError(f"{where}: restriction: {restriction!r} takes no basis")
+    if not isinstance(basis, BasisTensorH1):
+        raise ValueError(f"{where}: basis: expected a tensor basis, got {basis!r}")
+    if points is None:
+        return
+    nelem = restriction.nelem if isinstance(restriction, _ElemRestriction) else points.nelem
+    if nelem != points.nelem or basis.dim != points.ncomp:
+        raise ValueError(f"{where}: {restriction!r} and {basis!r} do not fit the points {points!r}")
 
 
 class CompositeOperator(_Operator):
@@ -121,7 +129,8 @@ class CompositeOperator(_Operator):
         """Adds an operator, which must be complete and cannot be changed afterwards.
 
         Raises:
-            TypeError, ValueError: no operator, or one whose active vectors have other lengths.
+            TypeError, ValueError: no operator, or one whose active vectors have other lengths than those of the others.
+                A part without an active input (a load) or output goes with all.
             CeedError: it is incomplete or cannot be used.
         """
         if not isinstance(subop, Operator):
@@ -131,13 +140,56 @@ class CompositeOperator(_Operator):
             if self._frozen:
                 raise CeedAccessError(f"{self!r} cannot be changed any more, it was checked or applied")
             subop.check()
-            if self._subs and self._subs[0].active_lengths != subop.active_lengths:
+            if any(0 != mine != its != 0 for mine, its in zip(self.active_lengths, subop.active_lengths, strict=True)):
                 raise ValueError(
-                    f"subop: active lengths {subop.active_lengths}, but the others have {self._subs[0].active_lengths}"
+                    f"subop: active lengths {subop.active_lengths}, but the others have {self.active_lengths}"
                 )
             function = self.ceed.library.first("CeedOperatorCompositeAddSub", "CeedCompositeOperatorAddSub")
             self._call(function, self.pointer, subop.pointer)
             self._subs.append(subop)
+
+    @property
+    def active_lengths(self) -> tuple[int, int]:
+        """Lengths of the active input and output vector; 0 where no part has an active field."""
+        if self._lengths is not None:
+            return self._lengths
+        lengths = [sub.active_lengths for sub in self._subs]
+        both = max((n for n, _ in lengths), default=0), max((n for _, n in lengths), default=0)
+        if self._frozen:
+            self._lengths = both
+        return both
+
+    def _check_matrix(self) -> None:
+        if loads := [sub for sub in self._subs if 0 in sub.active_lengths]:
+            raise CeedUnsupportedError(
+                f"{self!r}: the part {loads[0]!r} has no active input or no active output, so it has no matrix; "
+                "assemble a composite operator of the other parts"
+            )
+
+    def get_sub_by_name(self, name: str) -> Operator:
+        """The part with this name.
+
+        Raises:
+            KeyError: no part has it.
+        """
+        for sub in self._subs:
+            if sub.name and sub.name == name:
+                return sub
+        raise KeyError(f"{name!r}: the parts are called {[sub.name for sub in self._subs]}")
+
+    def set_sequential(self, is_sequential: bool) -> None:
+        """Says whether the parts run one after the other on GPUs, where they could run at the same time.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+        """
+        self._call("CeedOperatorCompositeSetSequential", self.pointer, bool(is_sequential))
+
+    def is_sequential(self) -> bool:
+        """What was set by :meth:`set_sequential`."""
+        flag = self.ceed.library.ffi.new("bool *")
+        self._call("CeedOperatorCompositeIsSequential", self.pointer, flag)
+        return bool(flag[0])
 
     def _passive(self) -> tuple[_Named, _Named]:
         inputs: _Named = []
@@ -159,7 +211,7 @@ class CompositeOperator(_Operator):
         return [self, *(part for sub in self._subs for part in sub.parts())]
 
     def get_multiplicity(self, skip_indices: Sequence[int] = ()) -> Vector:
-        """The L-vector of how many of the parts touch each entry.
+        """The L-vector of how many of the parts with an active input touch each entry.
 
         Args:
             skip_indices: parts that are not counted.
@@ -172,7 +224,7 @@ class CompositeOperator(_Operator):
             # libCEED takes indices to skip and, for a `continue` in an inner loop, skips nothing.
             rest = CompositeOperator(self.ceed)
             for i, sub in enumerate(self._subs):
-                if i not in skip:
+                if i not in skip and sub.active_lengths[0]:
                     rest.add_sub(sub)
             if rest._subs:
                 function = self.ceed.library.first(

@@ -91,6 +91,9 @@ class Sentinel:
         return getattr(library.lib, self.symbol)
 
 
+SCALAR_FP32: Final = 0
+SCALAR_FP64: Final = 1
+scalar_types: Final = {SCALAR_FP32: "float32", SCALAR_FP64: "float64"}
 MEM_HOST: Final = MemType.HOST
 MEM_DEVICE: Final = MemType.DEVICE
 COPY_VALUES: Final = CopyMode.COPY_VALUES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, USE_POINTER
-from ceedtap.ceed_ffi import CeedAccessError, CeedIncompleteError
+from ceedtap.ceed_ffi import CeedAccessError, CeedIncompatibleError, CeedIncompleteError
 from ceedtap.ceed_object import INT_MAX, CeedObject, copy_mode, host, integers, text
 from ceedtap.plain_arrays import plain_array
 
@@ -97,7 +97,7 @@ class QFunctionContext(CeedObject):
     def __repr__(self) -> str:
         if not self.fields or self._out:
             return f"<QFunctionContext {self._bytes} bytes>"
-        values = self.get_data()
+        values = self._read()
         return f"<QFunctionContext {', '.join(f'{name}={_plain(values[name])!r}' for name in self.fields)}>"
 
     def c_struct(self, name: str) -> str:
@@ -119,7 +119,7 @@ class QFunctionContext(CeedObject):
     def __getitem__(self, name: str) -> Any:
         """Value of a named field: a Python number or bool, or an array."""
         self._check_field(name)
-        return _plain(self.get_data()[name])
+        return _plain(self._read()[name])
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Sets a named field; nothing happens when it has that value already."""
@@ -136,7 +136,7 @@ class QFunctionContext(CeedObject):
         for name in values:
             self._check_field(name)
         with self.ceed.lock:
-            data = self.get_data()
+            data = self._read()
             before = data.tobytes()
             for name, value in values.items():
                 dtype = self._dtype.fields[name][0]  # type: ignore[index]
@@ -205,10 +205,52 @@ class QFunctionContext(CeedObject):
     def get_data(self, memtype: int = MEM_HOST) -> np.ndarray:
         """A copy of the data, in the type and shape in which it was set (bytes: uint8).
 
+        What is changed in it goes into the context with :meth:`restore_data`.
+
         Raises:
             CeedIncompleteError: no data was set.
         """
         host(memtype)
+        values = self._read()
+        self._given = values
+        return values
+
+    _given: np.ndarray | None = None
+
+    def restore_data(self) -> None:
+        """Writes what the last :meth:`get_data` gave, as it is now, back to the context.
+
+        Raises:
+            CeedAccessError: nothing was given, or it was given back already.
+            CeedIncompatibleError: other data was set meanwhile.
+        """
+        with self.ceed.lock:
+            values = self._given
+            if values is None:
+                raise CeedAccessError(f"restore_data: no array of {self!r} is out; use get_data first")
+            self._check_ready()
+            if values.nbytes != self._bytes or values.dtype != self._dtype:
+                raise CeedIncompatibleError(f"restore_data: other data was set in {self!r} meanwhile")
+            self._write(values)
+            self._given = None
+
+    def take_data(self, memtype: int = MEM_HOST) -> np.ndarray:
+        """Takes back the array that was shared with USE_POINTER; the context has no data then.
+
+        Raises:
+            CeedAccessError: no array is shared.
+        """
+        host(memtype)
+        with self.ceed.lock:
+            self._check_ready()
+            if not self._memory:
+                raise CeedAccessError(f"take_data: {self!r} shares no array")
+            self._call("CeedQFunctionContextTakeData", self.pointer, MEM_HOST, self.ceed.library.ffi.new("void **"))
+            array = self._memory.pop()
+            self._bytes, self._given = 0, None
+            return array
+
+    def _read(self) -> np.ndarray:
         ffi = self.ceed.library.ffi
         pointer = ffi.new("void **")
         with self.ceed.lock:
@@ -221,7 +263,8 @@ class QFunctionContext(CeedObject):
     @contextlib.contextmanager
     def data(self, *shape: int, memtype: int = MEM_HOST) -> Iterator[np.ndarray]:
         """The data to read and change in a ``with`` block, in the type in which it was set; written back at its end."""
-        values = self.get_data(memtype)
+        host(memtype)
+        values = self._read()
         shaped = values.reshape(shape) if shape else values
         ffi = self.ceed.library.ffi
         pointer = ffi.new("void **")

@@ -247,11 +247,14 @@ def lock_of(pointer: Any, ffi: Any) -> CeedLock:
 # ceed_cdef.h declares is in 0.12.0.
 _SINCE_1_0 = frozenset(
     (
+        "CeedAddJitDefine",
         "CeedBasisApplyAdd",
+        "CeedBasisApplyAddAtPoints",
         "CeedElemRestrictionGetEVectorSize",
         "CeedElemRestrictionGetLLayout",
         "CeedGetBuildConfiguration",
         "CeedGetGitVersion",
+        "CeedOperatorApplyAddActive",
         "CeedOperatorAssemblyDataStrip",
         "CeedOperatorAtPointsGetPoints",
         "CeedOperatorAtPointsSetPoints",
@@ -259,14 +262,20 @@ _SINCE_1_0 = frozenset(
         "CeedOperatorCompositeGetMultiplicity",
         "CeedOperatorCompositeGetNumSub",
         "CeedOperatorCompositeGetSubList",
+        "CeedOperatorCompositeIsSequential",
+        "CeedOperatorCompositeSetSequential",
         "CeedOperatorCreateAtPoints",
         "CeedOperatorCreateComposite",
         "CeedOperatorGetContextBooleanRead",
         "CeedOperatorIsAtPoints",
+        "CeedOperatorLinearAssembleGetNumEntries",
         "CeedOperatorRestoreContextBooleanRead",
         "CeedOperatorSetContextBoolean",
+        "CeedOperatorViewTerse",
         "CeedQFunctionContextRegisterBoolean",
+        "CeedVectorCopyStrided",
         "CeedVectorFilter",
+        "CeedVectorSetValueStrided",
     )
 )
 

@@ -66,7 +66,9 @@ def find(obj: Any, ceed: Ceed | None, kind: str, own: bool) -> Found:
 
             ceed = Ceed._wrap(library, root)
         elif ceed.pointer != root:
-            raise CeedIncompatibleError(f"obj: {_WORDS[kind].split()[-1]} does not belong to {ceed!r}")
+            raise CeedIncompatibleError(
+                f"obj: the {_WORDS[kind].split(maxsplit=1)[1]} belongs to another Ceed than the {ceed!r} that was given"
+            )
     known: Ceed = ceed
 
     def create(box: Any) -> None:

@@ -130,6 +130,17 @@ class VectorMemory(CeedObject):
         self._attach(memory)
         return self
 
+    @staticmethod
+    def values_of(ceed: Ceed, pointer: Any) -> np.ndarray:
+        """A copy of the values of a vector of libCEED's own. Under the lock."""
+        ffi, dtype = ceed.library.ffi, ceed.library.scalar_dtype
+        length, array = ffi.new("CeedSize *"), ffi.new("const CeedScalar **")
+        ceed._call("CeedVectorGetLength", pointer, length)
+        ceed._call("CeedVectorGetArrayRead", pointer, MEM_HOST, array)
+        data = bytes(ffi.buffer(ffi.cast("char *", array[0]), length[0] * dtype.itemsize))
+        ceed._call("CeedVectorRestoreArrayRead", pointer, array)
+        return np.frombuffer(data, dtype)
+
     def alias(self) -> Self:
         """The same vector as another Python object, for the outputs of an operator that libCEED adds up in it."""
         other = object.__new__(type(self))

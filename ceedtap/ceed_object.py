@@ -84,11 +84,15 @@ class CeedObject(Unique):
         call(self.ceed, function, *args)
 
     def _check_same_ceed(self, name: str, other: CeedObject) -> None:
-        if other.ceed.lock is not self.ceed.lock:
-            raise CeedIncompatibleError(
-                f"{name}: {other!r} belongs to {other.ceed!r}, not to {self.ceed!r}; make all objects of a computation "
-                "from one Ceed"
-            )
+        check_same_ceed(name, other, self.ceed)
+
+
+def check_same_ceed(name: str, other: CeedObject, ceed: Ceed) -> None:
+    """That `other` was made from `ceed`; CeedIncompatibleError."""
+    if other.ceed.lock is not ceed.lock:
+        mine, its = repr(ceed), repr(other.ceed)
+        text = f"belongs to {its}, not to {mine}" if its != mine else f"belongs to another Ceed, both are {mine}"
+        raise CeedIncompatibleError(f"{name}: {other!r} {text}; make all objects of a computation from one Ceed")
 
 
 def _destroy(ceed: Ceed, end: Callable[[], None]) -> None:
@@ -208,7 +212,7 @@ def _dtype_name(dtype: np.dtype) -> str:
     return str(dtype) if dtype.isnative else f"{dtype.newbyteorder('=')} in foreign byte order"
 
 
-def integers(name: str, value: npt.ArrayLike, size: int, low: int, high: int) -> np.ndarray:
+def integers(name: str, value: npt.ArrayLike | Any, size: int, low: int, high: int) -> np.ndarray:
     """`value` as a private, contiguous array of `size` int32, all in ``[low, high)``.
 
     Raises:

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ceedtap.ceed_assembly import Assembly
 from ceedtap.ceed_basis import Basis
 from ceedtap.ceed_blocked import _Blocked
@@ -21,16 +19,15 @@ from ceedtap.ceed_constants import (
     EvalMode,
     Sentinel,
 )
-from ceedtap.ceed_context import field_value
 from ceedtap.ceed_ffi import (
     CeedAccessError,
     CeedError,
-    CeedIncompatibleError,
     CeedIncompleteError,
     CeedUnsupportedError,
     check,
 )
-from ceedtap.ceed_object import immediate, text
+from ceedtap.ceed_object import captured, check_same_ceed, immediate, text
+from ceedtap.ceed_operator_context import OperatorContext
 from ceedtap.ceed_poison import Poisonable
 from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _ElemRestriction, check_distinct, check_vector
@@ -54,7 +51,7 @@ class OperatorField(NamedTuple):
 _Named = list[tuple[str, Vector]]
 
 
-class _Operator(Poisonable, Assembly):
+class _Operator(OperatorContext, Assembly):
     """What all operators share."""
 
     def _start(self) -> None:
@@ -139,6 +136,31 @@ class _Operator(Poisonable, Assembly):
         """What libCEED can leave locked: the operator, its parts, and their QFunctions."""
         return [self, *self._all_functions()]
 
+    def get_name(self) -> str:
+        """Its name, empty where it has none."""
+        return self._name
+
+    def get_flops_estimate(self) -> int:
+        """How many floating-point operations an application needs, as libCEED counts them.
+
+        Raises:
+            CeedError: a QFunction does not say how many it needs per point; see `set_user_flops_estimate` there.
+        """
+        flops = self.ceed.library.ffi.new("CeedSize *")
+        with self.ceed.lock:
+            self._check_usable()
+            self._call("CeedOperatorGetFlopsEstimate", self.pointer, flops)
+            self._freeze()
+        return int(flops[0])
+
+    def view_terse(self) -> str:
+        """The beginning of what :meth:`view` says.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+        """
+        return captured(self.ceed, lambda stream: self._call("CeedOperatorViewTerse", self.pointer, stream))
+
     # -- what it does --------------------------------------------------------------------------------------------------
 
     def apply(self, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel = REQUEST_IMMEDIATE) -> None:
@@ -161,6 +183,17 @@ class _Operator(Poisonable, Assembly):
     def apply_add(self, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel = REQUEST_IMMEDIATE) -> None:
         """As :meth:`apply`, but adds to the outputs, passive ones too."""
         self._apply("CeedOperatorApplyAdd", u, v, request)
+
+    def apply_add_active(
+        self, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel = REQUEST_IMMEDIATE
+    ) -> None:
+        """As :meth:`apply`, but adds to the active output; passive outputs are overwritten.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+        """
+        self.ceed.library.first("CeedOperatorApplyAddActive")
+        self._apply("CeedOperatorApplyAddActive", u, v, request)
 
     def _apply(self, function: str, u: Vector | Sentinel, v: Vector | Sentinel, request: Sentinel) -> None:
         if request is not REQUEST_IMMEDIATE:
@@ -185,6 +218,8 @@ class _Operator(Poisonable, Assembly):
             if function == "CeedOperatorApplyAdd":
                 for name, vector in outputs:
                     vector._check_input(name)
+            elif function == "CeedOperatorApplyAddActive" and isinstance(v, Vector):
+                v._check_input("v")
             self._run(function, inputs, outputs, *pointers)
 
     @staticmethod
@@ -235,78 +270,6 @@ class _Operator(Poisonable, Assembly):
         """The QFunctions of all parts."""
         return []
 
-    # -- context -------------------------------------------------------------------------------------------------------
-
-    @property
-    def context_fields(self) -> tuple[str, ...]:
-        """Names of the context fields of all its parts; not known for an operator that other code made."""
-        contexts = [qf._context for qf in self._all_functions() if isinstance(qf, QFunction)]
-        return tuple(dict.fromkeys(name for context in contexts if context is not None for name in context.fields))
-
-    def _label(self, name: str) -> tuple[Any, str, int]:
-        """libCEED's label of a context field, its kind and number of values; under the lock."""
-        self._settle()
-        self._check_poison()
-        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
-        label = ffi.new("CeedContextFieldLabel *")
-        self._call("CeedOperatorGetContextFieldLabel", self.pointer, text("name", name), label)
-        if label[0] == ffi.NULL:  # libCEED would follow it
-            names = ", ".join(self.context_fields) or "none that are known"
-            raise KeyError(f"{name!r}: no part of {self!r} has a context with this field; there are {names}")
-        count, kind = ffi.new("size_t *"), ffi.new("CeedContextFieldType *")
-        texts = ffi.new("const char *[2]")
-        lib.CeedContextFieldLabelGetDescription(label[0], texts, ffi.new("size_t *"), count, texts + 1, kind)
-        return label[0], _FIELD_KINDS[kind[0]], count[0]
-
-    def get_context(self, name: str) -> Any:
-        """Value of a context field: that of the first part that has it.
-
-        Raises:
-            KeyError: no context of this operator, or of its parts, has such a field.
-        """
-        ffi, lib = self.ceed.library.ffi, self.ceed.library.lib
-        with self.ceed.lock:
-            label, kind, count = self._label(name)
-            ctype, dtype = _FIELD_TYPES[kind]
-            size, values = ffi.new("size_t *"), ffi.new(f"const {ctype} **")
-            self._call(f"CeedOperatorGetContext{kind}Read", self.pointer, label, size, values)
-            data = bytes(ffi.buffer(ffi.cast("char *", values[0]), count * dtype.itemsize))
-            getattr(lib, f"CeedOperatorRestoreContext{kind}Read")(self.pointer, label, values)
-        array = np.frombuffer(data, dtype)
-        return array[0].item() if count == 1 else array.copy()
-
-    def set_context(self, name: str, value: Any) -> None:
-        """Sets a context field by name, in all parts of the operator that have it.
-
-        Data that libCEED has assembled is marked as out of date, unless a single operator has the value already.
-
-        Args:
-            name: of a field.
-            value: a number, or an array of as many float64, integer or bool values as the field has.
-
-        Raises:
-            KeyError: no part has such a field.
-            TypeError, ValueError: a value of another type or size.
-        """
-        with self.ceed.lock:
-            label, kind, count = self._label(name)
-            ctype, dtype = _FIELD_TYPES[kind]
-            shape = () if count == 1 and not np.ndim(value) else (count,)
-            flat = np.reshape(value, -1) if shape else value
-            values = np.array(field_value(name, flat, dtype, shape), dtype).reshape(-1)
-            if not hasattr(self, "sub_operators") and np.array_equal(values, self.get_context(name)):
-                return
-            pointer = self.ceed.library.ffi.from_buffer(f"{ctype}[]", values)
-            self._call(f"CeedOperatorSetContext{kind}", self.pointer, label, pointer)
-
-
-_FIELD_KINDS = {1: "Double", 2: "Int32", 3: "Boolean"}
-_FIELD_TYPES: dict[str, tuple[str, np.dtype]] = {
-    "Double": ("double", np.dtype(np.float64)),
-    "Int32": ("int32_t", np.dtype(np.int32)),
-    "Boolean": ("bool", np.dtype(np.bool_)),
-}
-
 
 class Operator(_Operator):
     """An operator; made by :meth:`ceedtap.Ceed.Operator`, or from a foreign one by :meth:`wrap`.
@@ -351,8 +314,7 @@ class Operator(_Operator):
                 continue
             if not isinstance(function, _QFunction):
                 raise TypeError(f"{name}: expected a QFunction, got {type(function).__name__}")
-            if function.ceed.lock is not ceed.lock:
-                raise CeedIncompatibleError(f"{name}: {function!r} belongs to {function.ceed!r}, not to {ceed!r}")
+            check_same_ceed(name, function, ceed)
             functions.append(function.pointer)
         self.qfunction: _QFunction | None = qf
         self._derivatives = dqf, qdfT

@@ -119,6 +119,11 @@ class _QFunction(Poisonable):
                 raise
             self._raise_pending()
 
+    def set_user_flops_estimate(self, flops: int) -> None:
+        """Says how many floating-point operations a call needs per quadrature point; see `get_flops_estimate` of
+        operators."""
+        self._call("CeedQFunctionSetUserFlopsEstimate", self.pointer, integer("flops", flops, 0, 2**60))
+
     def _raise_pending(self) -> None:
         """Raises what Python code that libCEED called has raised; under the lock."""
 
@@ -126,68 +131,64 @@ class _QFunction(Poisonable):
         self._check_poison()
 
 
-class QFunctionByName(_QFunction):
-    """A QFunction of libCEED's gallery; made by :meth:`ceedtap.Ceed.QFunctionByName`.
+class OpenQFunction(_QFunction):
+    """A QFunction whose fields and context are set here."""
 
-    Args:
-        name: for example ``"MassApply"`` or ``"Poisson3DBuild"``.
+    _context: QFunctionContext | None = None
 
-    Raises:
-        CeedError: the gallery has no QFunction of this name.
+    def add_input(self, fieldname: str, size: int, emode: int) -> None:
+        """Adds an input.
 
-    >>> import ceedtap as ct
-    >>> ct.Ceed("/cpu/self").QFunctionByName("MassApply")
-    <QFunctionByName MassApply (u, qdata) -> (v)>
-    """
+        Args:
+            fieldname: a name that no other field has.
+            size: values per quadrature point: the components, times the dimension for EVAL_GRAD; 1 for EVAL_WEIGHT.
+            emode: EVAL_NONE, EVAL_INTERP, EVAL_GRAD, EVAL_DIV, EVAL_CURL or EVAL_WEIGHT.
 
-    def __init__(self, ceed: Ceed, name: str) -> None:
-        wanted = text("name", name)
-        self._start()
-        self.name = name
-        ffi = ceed.library.ffi
+        Raises:
+            TypeError, ValueError: a name that is taken, a size or mode out of range, or too many fields.
+            CeedAccessError: the QFunction is in use.
+        """
+        self._add("CeedQFunctionAddInput", self._inputs, fieldname, size, emode)
 
-        def create(handle: Any) -> None:
-            try:
-                ceed._call("CeedQFunctionCreateInteriorByName", ceed.pointer, wanted, handle)
-            except CeedError as error:
-                shown = name if len(name) < 100 else name[:100] + "..."
-                raise CeedError.from_code(error.code, f"{shown!r}: {error.message}", error.function) from None
-            # libCEED takes the name with the longest common beginning, "M" for any that begins with it.
-            kernel = ffi.new("const char **")
-            ceed._call("CeedQFunctionGetKernelName", handle[0], kernel)
-            found = ffi.string(kernel[0]).decode() if kernel[0] != ffi.NULL else name
-            if found != name:
-                ceed.library.lib.CeedQFunctionDestroy(handle)
-                raise CeedError(f"libCEED's gallery has no QFunction {name!r}; the nearest name is {found!r}", code=-3)
+    def add_output(self, fieldname: str, size: int, emode: int) -> None:
+        """Adds an output; see :meth:`add_input`. EVAL_WEIGHT is for inputs."""
+        self._add("CeedQFunctionAddOutput", self._outputs, fieldname, size, emode)
 
-        self._own(ceed, "CeedQFunction", create)
-        self._read_fields()
+    def _add(self, function: str, fields: dict[str, QFunctionField], fieldname: str, size: int, emode: int) -> None:
+        name = text("fieldname", fieldname)
+        size, mode = integer("size", size, 1), enum("emode", emode, EvalMode)
+        is_input = fields is self._inputs
+        if fieldname in self.fields:
+            raise ValueError(f"fieldname: {self!r} has a field {fieldname!r} already")
+        if mode is EvalMode.WEIGHT and (size != 1 or not is_input):
+            raise ValueError(f"field {fieldname!r}: EVAL_WEIGHT is for inputs of size 1")
+        if len(fields) == MAX_FIELDS:
+            raise ValueError(f"field {fieldname!r}: libCEED has room for {MAX_FIELDS} inputs and {MAX_FIELDS} outputs")
+        with self.ceed.lock:
+            if self._frozen:
+                raise CeedAccessError(f"{self!r} cannot be changed any more, an operator uses it")
+            self._call(function, self.pointer, name, size, mode)
+            fields[fieldname] = QFunctionField(fieldname, size, mode, is_input)
 
+    def set_context(self, ctx: QFunctionContext) -> None:
+        """Sets what the function gets as its first argument."""
+        if not isinstance(ctx, QFunctionContext):
+            raise TypeError(f"ctx: expected a QFunctionContext, got {type(ctx).__name__}")
+        self._check_same_ceed("ctx", ctx)
+        self._call("CeedQFunctionSetContext", self.pointer, ctx.pointer)
+        self._context = ctx
 
-class IdentityQFunction(_QFunction):
-    """The QFunction that copies its ``input`` to its ``output``; made by :meth:`ceedtap.Ceed.IdentityQFunction`.
+    def set_context_writable(self, writable: bool) -> None:
+        """Says whether the function writes to its context: if not, GPU backends save a copy per call."""
+        self._call("CeedQFunctionSetContextWritable", self.pointer, bool(writable))
 
-    Args:
-        size: values per quadrature point.
-        inmode, outmode: evaluation modes of the fields.
-    """
-
-    def __init__(self, ceed: Ceed, size: int, inmode: int, outmode: int) -> None:
-        size = integer("size", size, 1)
-        modes = enum("inmode", inmode, EvalMode), enum("outmode", outmode, EvalMode)
-        if EvalMode.WEIGHT in modes:
-            raise ValueError("an identity QFunction has no use for EVAL_WEIGHT")
-        self._start()
-        self.name = "Identity"
-
-        def create(handle: Any) -> None:
-            ceed._call("CeedQFunctionCreateIdentity", ceed.pointer, size, *modes, handle)
-
-        self._own(ceed, "CeedQFunction", create)
-        self._read_fields()
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        if self._context is not None:
+            self._context._check_ready()
 
 
-class QFunction(_QFunction):
+class QFunction(OpenQFunction):
     """A QFunction in C; made by :meth:`ceedtap.Ceed.QFunction` or :meth:`from_source`.
 
     Args:
@@ -285,57 +286,6 @@ class QFunction(_QFunction):
         if context is not None:
             self.set_context(context)
         return self
-
-    def add_input(self, fieldname: str, size: int, emode: int) -> None:
-        """Adds an input.
-
-        Args:
-            fieldname: a name that no other field has.
-            size: values per quadrature point: the components, times the dimension for EVAL_GRAD; 1 for EVAL_WEIGHT.
-            emode: EVAL_NONE, EVAL_INTERP, EVAL_GRAD, EVAL_DIV, EVAL_CURL or EVAL_WEIGHT.
-
-        Raises:
-            TypeError, ValueError: a name that is taken, a size or mode out of range, or too many fields.
-            CeedAccessError: the QFunction is in use.
-        """
-        self._add("CeedQFunctionAddInput", self._inputs, fieldname, size, emode)
-
-    def add_output(self, fieldname: str, size: int, emode: int) -> None:
-        """Adds an output; see :meth:`add_input`. EVAL_WEIGHT is for inputs."""
-        self._add("CeedQFunctionAddOutput", self._outputs, fieldname, size, emode)
-
-    def _add(self, function: str, fields: dict[str, QFunctionField], fieldname: str, size: int, emode: int) -> None:
-        name = text("fieldname", fieldname)
-        size, mode = integer("size", size, 1), enum("emode", emode, EvalMode)
-        is_input = fields is self._inputs
-        if fieldname in self.fields:
-            raise ValueError(f"fieldname: {self!r} has a field {fieldname!r} already")
-        if mode is EvalMode.WEIGHT and (size != 1 or not is_input):
-            raise ValueError(f"field {fieldname!r}: EVAL_WEIGHT is for inputs of size 1")
-        if len(fields) == MAX_FIELDS:
-            raise ValueError(f"field {fieldname!r}: libCEED has room for {MAX_FIELDS} inputs and {MAX_FIELDS} outputs")
-        with self.ceed.lock:
-            if self._frozen:
-                raise CeedAccessError(f"{self!r} cannot be changed any more, an operator uses it")
-            self._call(function, self.pointer, name, size, mode)
-            fields[fieldname] = QFunctionField(fieldname, size, mode, is_input)
-
-    def set_context(self, ctx: QFunctionContext) -> None:
-        """Sets what the function gets as its first argument."""
-        if not isinstance(ctx, QFunctionContext):
-            raise TypeError(f"ctx: expected a QFunctionContext, got {type(ctx).__name__}")
-        self._check_same_ceed("ctx", ctx)
-        self._call("CeedQFunctionSetContext", self.pointer, ctx.pointer)
-        self._context = ctx
-
-    def set_context_writable(self, writable: bool) -> None:
-        """Says whether the function writes to its context: if not, GPU backends save a copy per call."""
-        self._call("CeedQFunctionSetContextWritable", self.pointer, bool(writable))
-
-    def _check_usable(self) -> None:
-        super()._check_usable()
-        if self._context is not None:
-            self._context._check_ready()
 
 
 def _address(ceed: Ceed, f: Any) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from ceedtap.ceed_constants import (
     Sentinel,
     TransposeMode,
 )
+from ceedtap.ceed_ffi import CeedUnsupportedError
 from ceedtap.ceed_object import INT_MAX, CeedObject, copy_mode, enum, host, immediate, integer, integers
 from ceedtap.ceed_vector import Vector
 from ceedtap.plain_arrays import plain_array
@@ -62,10 +64,11 @@ class _ElemRestriction(CeedObject):
         """Length of the E-vector."""
         return self.nelem * self.elemsize * self.ncomp
 
+    _variant = ""  # what it is a copy without
+
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} nelem={self.nelem} elemsize={self.elemsize} ncomp={self.ncomp} lsize={self.lsize}>"
-        )
+        sizes = f"nelem={self.nelem} elemsize={self.elemsize} ncomp={self.ncomp} lsize={self.lsize}"
+        return f"<{type(self).__name__}{self._variant} {sizes}>"
 
     @classmethod
     def wrap(cls, obj: Any, ceed: Ceed | None = None, *, own: bool = False) -> ElemRestriction | StridedElemRestriction:
@@ -155,6 +158,21 @@ class _ElemRestriction(CeedObject):
         """The transpose."""
         return TransposeElemRestriction(self)
 
+    def create_unsigned_copy(self) -> Self:
+        """The same restriction without signs: an oriented one does not flip any, a curl-oriented one has the absolute
+        values of its factors."""
+        return self._copy("CeedElemRestrictionCreateUnsignedCopy", " without signs")
+
+    def create_unoriented_copy(self) -> Self:
+        """The same restriction without orientations: an oriented or curl-oriented one only picks entries."""
+        return self._copy("CeedElemRestrictionCreateUnorientedCopy", " without orientations")
+
+    def _copy(self, function: str, variant: str) -> Self:
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, _original=self, _variant=variant)
+        copy._own(self.ceed, "CeedElemRestriction", functools.partial(self._call, function, self.pointer))
+        return copy
+
     def create_vector(self, createLvec: bool = True, createEvec: bool = True) -> list[Vector | None]:
         """``[L-vector, E-vector]`` of the right lengths, or None for what is not wanted."""
         lvec = Vector(self.ceed, self.lsize) if createLvec else None
@@ -171,6 +189,17 @@ class _ElemRestriction(CeedObject):
     def get_e_layout(self) -> tuple[int, int, int]:
         """Strides ``(node, component, element)`` of the E-vector of this backend."""
         return self.get_layout()
+
+    def get_l_layout(self) -> tuple[int, int, int]:
+        """Strides ``(node, component, element)`` of the L-vector, of restrictions that are given by strides.
+
+        Raises:
+            CeedUnsupportedError: it is given by offsets, or the strides are STRIDES_BACKEND and libCEED is older than
+                1.0.
+        """
+        raise CeedUnsupportedError(
+            f"{self!r}: only a restriction that is given by strides has a layout of its L-vector"
+        )
 
     def get_layout(self) -> tuple[int, int, int]:
         """Strides ``(node, component, element)`` of the E-vector of this backend."""
@@ -290,8 +319,8 @@ def _orients(orients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
     return np.array(array.reshape(-1), order="C")
 
 
-def _curl_orients(curlorients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
-    return integers("curlorients", curlorients, 3 * nelem * elemsize, -128, 128).astype(np.int8)
+def _curl_orients(curl_orients: npt.ArrayLike, nelem: int, elemsize: int) -> np.ndarray:
+    return integers("curl_orients", curl_orients, 3 * nelem * elemsize, -128, 128).astype(np.int8)
 
 
 class OrientedElemRestriction(ElemRestriction):
@@ -343,7 +372,7 @@ class CurlOrientedElemRestriction(ElemRestriction):
 
     Args:
         nelem, elemsize, ncomp, compstride, lsize, offsets, memtype, cmode: as for :class:`ElemRestriction`.
-        curlorients: integers in [-128, 127], three per offset: the row of the matrix, that is the factors of the node
+        curl_orients: integers in [-128, 127], three per offset: the row of the matrix, that is the factors of the node
             before, of the node itself, and of the node after it.
 
     Raises:
@@ -362,11 +391,11 @@ class CurlOrientedElemRestriction(ElemRestriction):
         compstride: int,
         lsize: int,
         offsets: npt.ArrayLike,
-        curlorients: npt.ArrayLike,
+        curl_orients: npt.ArrayLike,
         memtype: int = MEM_HOST,
         cmode: int = COPY_VALUES,
     ) -> None:
-        rows = _curl_orients(curlorients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
+        rows = _curl_orients(curl_orients, integer("nelem", nelem), integer("elemsize", elemsize, 1))
         self._create_offset(ceed, (nelem, elemsize, ncomp, compstride, lsize), offsets, memtype, cmode, rows)
 
 
@@ -495,6 +524,25 @@ class AtPointsElemRestriction(_ElemRestriction):
     def esize(self) -> int:
         """Length of the E-vector, which backends may fill up at its end."""
         return self._esize
+
+    def apply_at_points_in_element(
+        self, elem: int, u: Vector, v: Vector, tmode: int = NOTRANSPOSE, request: Sentinel = REQUEST_IMMEDIATE
+    ) -> None:
+        """Applies the restriction to the points of one element, or its transpose.
+
+        Args:
+            elem: number of the element.
+            u: the L-vector; with TRANSPOSE the values at the points of the element, components slowest.
+            v: those values, overwritten; with TRANSPOSE the L-vector, to which they are ADDED.
+            tmode: NOTRANSPOSE or TRANSPOSE.
+            request: REQUEST_IMMEDIATE.
+
+        Raises:
+            TypeError, ValueError, CeedAccessError: as :meth:`apply`.
+        """
+        elem = integer("elem", elem, 0, self.nelem - 1)
+        size = len(self.points[elem]) * self.ncomp
+        self._apply("CeedElemRestrictionApplyAtPointsInElement", (elem,), u, v, tmode, request, size)
 
     def __repr__(self) -> str:
         sizes = f"nelem={self.nelem} num_points={self.num_points} ncomp={self.ncomp} lsize={self.lsize}"

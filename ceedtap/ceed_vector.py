@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from ceedtap import dlpack
 from ceedtap.ceed_constants import COPY_VALUES, MEM_HOST, NORM_2, USE_POINTER, NormType
 from ceedtap.ceed_ffi import CeedAccessError
 from ceedtap.ceed_memory import Lent, VectorMemory
-from ceedtap.ceed_object import aligned_zeros, copy_mode, enum, host, integer, number, scalars
+from ceedtap.ceed_object import aligned_zeros, captured, copy_mode, enum, host, integer, number, scalars, text
 
 if TYPE_CHECKING:
     import jax
@@ -366,8 +367,7 @@ class Vector(VectorMemory):
 
         >>> import ceedtap as ct, jax.numpy as jnp, numpy as np
         >>> x = ct.Vector.from_dlpack(ct.Ceed("/cpu/self"), np.array([1.0, 2.0]))
-        >>> x.scale(3)
-        >>> x.to_numpy()
+        >>> x.scale(3).to_numpy()
         array([3., 6.])
         """
         values, reason = dlpack.take(source, ceed.library.scalar_dtype, copy)
@@ -410,6 +410,91 @@ class Vector(VectorMemory):
             self._prepare_output()
             self._call("CeedVectorSetValue", self.pointer, value)
 
+    def _range(self, start: int, stop: int, step: int, length: int) -> tuple[int, int, int]:
+        first = integer("start", start, 0, length)
+        last = length if stop == -1 else integer("stop", stop, first, length)
+        return first, last, integer("step", step, 1)
+
+    def copy_strided(self, start: int, stop: int, step: int, vec_copy: Vector) -> None:
+        """Copies the entries ``start:stop:step`` to the same places of another vector, which may be longer or shorter.
+
+        Args:
+            start, stop, step: as in a slice; `stop` may be -1: up to the end of the shorter vector.
+            vec_copy: where to; its other entries stay as they are.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+            TypeError, ValueError: a range outside of one of the vectors, or no vector.
+            CeedAccessError: a vector has no data or is locked.
+        """
+        if not isinstance(vec_copy, Vector):
+            raise TypeError(f"vec_copy: expected a Vector, got {type(vec_copy).__name__}")
+        self._check_same_ceed("vec_copy", vec_copy)
+        where = self._range(start, stop, step, min(len(self), len(vec_copy)))
+        with self.ceed.lock:
+            if vec_copy is self or self._overlaps(vec_copy):
+                raise ValueError("vec_copy: the vectors share memory")
+            self._check_input("copy_strided")
+            vec_copy._check_output("copy_strided: vec_copy")
+            vec_copy._check_input("copy_strided: vec_copy")
+            self._call("CeedVectorCopyStrided", self.pointer, *where, vec_copy.pointer)
+
+    def set_value_strided(self, start: int, stop: int, step: int, value: float) -> None:
+        """Sets the entries ``start:stop:step`` to one value.
+
+        Args:
+            start, stop, step: as in a slice; `stop` may be -1: up to the end.
+            value: the number.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+            TypeError, ValueError: a range outside of the vector, or no number.
+            CeedAccessError: the vector has no data or is locked.
+        """
+        where = *self._range(start, stop, step, len(self)), number("value", value)
+        with self.ceed.lock:
+            self._check_output("set_value_strided")
+            self._check_input("set_value_strided")
+            self._compute("CeedVectorSetValueStrided", *where)
+
+    def filter(self, threshold: float) -> Self:
+        """Sets the entries that are not larger than `threshold`, in absolute value, to zero.
+
+        Raises:
+            CeedUnsupportedError: libCEED is older than 1.0.
+        """
+        return self._update("filter", "CeedVectorFilter", number("threshold", threshold))
+
+    def view(self, fp_fmt: str = "%g") -> str:
+        """What libCEED says about the vector: all its entries.
+
+        Args:
+            fp_fmt: C's format of a number, such as ``"%12.8f"``.
+
+        Raises:
+            TypeError, ValueError: no such format.
+            CeedAccessError: the vector has no data, or an array for writing is out.
+        """
+        return self._view("CeedVectorView", (), fp_fmt)
+
+    def view_range(self, start: int, stop: int, step: int, fp_fmt: str = "%g") -> str:
+        """The entries ``start:stop:step``, as :meth:`view` has them.
+
+        Args:
+            start, stop, step: as in a slice; `stop` may be -1: up to the end.
+            fp_fmt: as there.
+        """
+        return self._view("CeedVectorViewRange", self._range(start, stop, step, len(self)), fp_fmt)
+
+    def _view(self, function: str, where: tuple[int, ...], fp_fmt: str) -> str:
+        fmt = text("fp_fmt", fp_fmt)
+        # C reads what its format asks for: anything but one number would be a read of memory that is not there.
+        if len(fmt) > 100 or not re.fullmatch(r"([^%]|%%)*%[-+ #0]*\d{0,2}(\.\d{0,2})?[eEfFgGaA]([^%]|%%)*", fp_fmt):
+            raise ValueError(f"fp_fmt: expected C's format of one number, such as '%12.8f', got {fp_fmt!r}")
+        with self.ceed.lock:
+            self._check_input("view")
+            return captured(self.ceed, lambda stream: self._call(function, self.pointer, *where, fmt, stream))
+
     def sync_array(self, memtype: int = MEM_HOST) -> None:
         """Brings the data to the host's memory."""
         host(memtype)
@@ -426,28 +511,28 @@ class Vector(VectorMemory):
             self._call("CeedVectorNorm", self.pointer, kind, value)
         return float(value[0])
 
-    def reciprocal(self) -> None:
-        """Replaces the entries by their reciprocals, except zeros."""
-        self._update("reciprocal", "CeedVectorReciprocal")
+    def reciprocal(self) -> Self:
+        """Replaces the entries by their reciprocals, except zeros; returns the vector."""
+        return self._update("reciprocal", "CeedVectorReciprocal")
 
-    def scale(self, alpha: float) -> None:
-        """Multiplies all entries by `alpha`."""
-        self._update("scale", "CeedVectorScale", number("alpha", alpha))
+    def scale(self, alpha: float) -> Self:
+        """Multiplies all entries by `alpha`; returns the vector."""
+        return self._update("scale", "CeedVectorScale", number("alpha", alpha))
 
-    def axpy(self, alpha: float, x: Vector) -> None:
-        """Adds ``alpha * x``; `x` is another vector of the same length."""
-        self._update("axpy", "CeedVectorAXPY", number("alpha", alpha), x)
+    def axpy(self, alpha: float, x: Vector) -> Self:
+        """Adds ``alpha * x``; `x` is another vector of the same length. Returns the vector."""
+        return self._update("axpy", "CeedVectorAXPY", number("alpha", alpha), x)
 
-    def axpby(self, alpha: float, beta: float, x: Vector) -> None:
-        """Replaces itself by ``alpha * x + beta * self``; `x` is another vector of the same length."""
+    def axpby(self, alpha: float, beta: float, x: Vector) -> Self:
+        """Replaces itself by ``alpha * x + beta * self``; `x` is another vector of the same length. Returns itself."""
         alpha, beta = number("alpha", alpha), number("beta", beta)
         # Not CeedVectorAXPBY: that of libCEED 0.12 computes alpha * x + (1 + beta) * self.
         with self.ceed.lock:
             self._check_operand("x", x, "axpby")
             self._update("axpby", "CeedVectorScale", beta)
-            self._update("axpby", "CeedVectorAXPY", alpha, x)
+            return self._update("axpby", "CeedVectorAXPY", alpha, x)
 
-    def _update(self, name: str, function: str, *args: Any) -> None:
+    def _update(self, name: str, function: str, *args: Any) -> Self:
         with self.ceed.lock:
             self._check_output(name)
             self._check_input(name)
@@ -455,6 +540,7 @@ class Vector(VectorMemory):
                 if not isinstance(x, float):
                     self._check_operand("x", x, name)
             self._compute(function, *(x.pointer if isinstance(x, Vector) else x for x in args))
+        return self
 
     def _compute(self, function: str, *args: Any) -> None:
         """Has libCEED change the data, and operators see it.
@@ -470,11 +556,12 @@ class Vector(VectorMemory):
             self._call("CeedVectorGetArray", self.pointer, self.ceed.get_preferred_memtype(), array)
             self._call("CeedVectorRestoreArray", self.pointer, array)
 
-    def pointwise_mult(self, x: Vector, y: Vector) -> None:
-        """Replaces itself by the entry-wise product of two vectors, which may be itself."""
+    def pointwise_mult(self, x: Vector, y: Vector) -> Self:
+        """Replaces itself by the entry-wise product of two vectors, which may be itself; returns the vector."""
         with self.ceed.lock:
             self._check_output("pointwise_mult")
             self._check_operand("x", x, "pointwise_mult")
             self._check_operand("y", y, "pointwise_mult")
             self._prepare_output()
             self._compute("CeedVectorPointwiseMult", x.pointer, y.pointer)
+        return self

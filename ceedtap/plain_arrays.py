@@ -23,8 +23,8 @@ def check_plain(name: str, value: Any) -> None:
     """Refuses what carries more than numbers: the mask, the unit or whatever else it is would be dropped silently.
 
     Raises:
-        TypeError: an array with a mask or a unit, of a subclass of numpy.ndarray that adds something, or a list or tuple
-            that holds one.
+        TypeError: an array with a mask or a unit, of a subclass of numpy.ndarray that adds something, or a list or
+            tuple that holds one.
     """
     if type(value) in (np.ndarray, int, float, bool, complex):
         return
@@ -35,8 +35,8 @@ def check_plain(name: str, value: Any) -> None:
     if carries := _carries(value):
         kind = type(value)
         raise TypeError(
-            f"{name}: {kind.__module__}.{kind.__qualname__} carries more than numbers, {carries}, which would be dropped "
-            f"silently; {_ADVICE[carries]}"
+            f"{name}: {kind.__module__}.{kind.__qualname__} carries more than numbers, {carries}, which would be "
+            f"dropped silently; {_ADVICE[carries]}"
         )
 
 

@@ -47,11 +47,26 @@ def test_mass(ceed):
     np.testing.assert_allclose(mass.op.to_scipy().toarray(), mass.matrix, atol=1e-13)
 
 
+@pytest.mark.parametrize("order", ["points first", "points last", "points between"])
+def test_any_order_of_calls(ceed, order):
+    mass, coordinates = Mass(ceed), vector_of(ceed, COORDINATES)
+    steps = [
+        lambda: mass.op.set_field("u", mass.nodes, mass.basis, ct.VECTOR_ACTIVE),
+        lambda: mass.op.set_field("qdata", mass.points, ct.BASIS_NONE, mass.data),
+        lambda: mass.op.set_field("v", mass.nodes, mass.basis, ct.VECTOR_ACTIVE),
+    ]
+    place = ("points first", "points between", "points last").index(order)
+    steps.insert((0, 2, 3)[place], lambda: mass.op.set_points(mass.points, coordinates))
+    for step in steps:
+        step()
+    u, v = np.random.default_rng(1).random(10), ceed.Vector(10)
+    mass.op.apply(vector_of(ceed, u), v)
+    np.testing.assert_allclose(array_of(v), mass.matrix @ u, atol=1e-13)
+
+
 def test_refusals():
     ceed = ct.Ceed("/cpu/self")
     mass, coordinates = Mass(ceed), vector_of(ceed, COORDINATES)
-    with pytest.raises(CeedIncompleteError, match="call set_points before set_field"):
-        mass.fields()
     with pytest.raises(CeedIncompleteError, match="has no points"):
         mass.op.check()
     with pytest.raises(TypeError, match="rstr_points: expected an AtPointsElemRestriction"):
@@ -70,6 +85,16 @@ def test_refusals():
             mass.op.set_field("qdata", restriction, basis, mass.data)
     with pytest.raises(ValueError, match="takes no basis"):
         mass.op.set_field("u", mass.points, mass.basis, ct.VECTOR_ACTIVE)
+    late = Mass(ceed)
+    late.fields()
+    with pytest.raises(CeedIncompleteError, match="has no points"):
+        late.op.check()
+    with pytest.raises(ValueError, match=r"'qdata'.*expected one to the points of the operator"):
+        late.op.set_points(other, coordinates)
+    two = ceed.OperatorAtPoints(ceed.IdentityQFunction(1, ct.EVAL_NONE, ct.EVAL_NONE))
+    two.set_field("input", mass.points, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+    with pytest.raises(ValueError, match="has other points than"):
+        two.set_field("output", other, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
     plain = ceed.Operator(ceed.QFunctionByName("MassApply"))
     with pytest.raises(ValueError, match="is for OperatorAtPoints"):
         plain.set_field("qdata", mass.points, ct.BASIS_NONE, mass.data)

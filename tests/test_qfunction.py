@@ -9,7 +9,7 @@ import pytest
 from ceed_helpers import array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
-from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedIncompatibleError, CeedIncompleteError
+from ceedtap.ceed_ffi import CeedAccessError, CeedError, CeedIncompatibleError, CeedIncompleteError, load
 from ceedtap.toolchain import CompileError
 
 AXPY = """
@@ -362,3 +362,79 @@ class TestContext:
                 gc.collect()
                 assert z.norm(ct.NORM_MAX) == 5.5
         """)
+
+
+class TestOpenGallery:
+    """QFunctions of the gallery that leave their fields to the user."""
+
+    def scale(self, ceed, name="Scale", size=3, scale=None):
+        qf = ceed.QFunctionByName(name)
+        qf.add_input("input", size, ct.EVAL_NONE)
+        qf.add_input("scale", size if scale is None else scale, ct.EVAL_NONE)
+        qf.add_output("output", size, ct.EVAL_NONE)
+        return qf
+
+    def test_scale(self, ceed):
+        rng = np.random.default_rng(0)
+        x, factors = rng.random((3, 8)), rng.random((3, 8))
+        v = ceed.Vector(24)
+        qf = self.scale(ceed)
+        qf.apply(8, [vector_of(ceed, x), vector_of(ceed, factors)], [v])
+        np.testing.assert_array_equal(array_of(v).reshape(3, 8), x * factors)
+        op = ceed.Operator(self.scale(ceed))
+        rows = ceed.StridedElemRestriction(2, 4, 3, 24, [1, 4, 12])
+        op.set_field("input", rows, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+        op.set_field("scale", rows, ct.BASIS_NONE, vector_of(ceed, factors))
+        op.set_field("output", rows, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+        op.apply(vector_of(ceed, x), v)
+        np.testing.assert_array_equal(array_of(v), (x * factors).reshape(-1))
+
+    def test_a_context_of_the_users(self, one):
+        qf = self.scale(one)
+        context = one.QFunctionContext()
+        qf.set_context(context)  # libCEED's order of calls: its data comes later
+        u = [vector_of(one, np.ones(6)), vector_of(one, np.full(6, 2.0))]
+        v = one.Vector(6)
+        with pytest.raises(CeedError, match="no data"):
+            qf.apply(2, u, [v])
+        for wrong in (np.array([4], np.int32), np.array([3.0]), np.array([3, 3], np.int32)):
+            context.set_data(wrong)
+            with pytest.raises(CeedError, match="from its context as one int32"):
+                qf.apply(2, u, [v])
+        context.set_data(np.array([3], np.int32))
+        qf.apply(2, u, [v])
+        assert array_of(v).tolist() == [2] * 6
+
+    def test_what_its_code_would_read_without_asking(self, one):
+        for name in ("Scale",):
+            bare = one.QFunctionByName(name)
+            with pytest.raises(CeedError, match="needs 2 input"):
+                bare.apply(1, [], [])
+            for sizes in ((3, 2, 3), (3, 3, 2)):
+                qf = one.QFunctionByName(name)
+                qf.add_input("input", sizes[0], ct.EVAL_NONE)
+                qf.add_input("scale", sizes[1], ct.EVAL_NONE)
+                qf.add_output("output", sizes[2], ct.EVAL_NONE)
+                with pytest.raises(CeedError, match="needs fields of sizes"):
+                    qf.apply(1, [vector_of(one, np.ones(n)) for n in sizes[:2]], [one.Vector(sizes[2])])
+
+    def test_the_others_are_closed(self, one):
+        with pytest.raises(CeedError, match="come from libCEED's gallery"):
+            one.QFunctionByName("MassApply").add_input("more", 1, ct.EVAL_NONE)
+        with pytest.raises(CeedError, match="no use for a context"):
+            one.QFunctionByName("MassApply").set_context(one.QFunctionContext({"a": 1.0}))
+        with pytest.raises(CeedError, match="use IdentityQFunction"):
+            one.QFunctionByName("Identity").add_input("input", 1, ct.EVAL_NONE)
+
+    @pytest.mark.skipif(not load().has("CeedGetGitVersion"), reason="needs libCEED 1.0")
+    def test_to_and_by_scalars(self, ceed):
+        x, factor = np.arange(6.0).reshape(3, 2), np.array([2.0, 10.0])
+        qf = ceed.QFunctionByName("Identity to scalar")
+        qf.add_input("input", 3, ct.EVAL_NONE)
+        qf.add_output("output", 1, ct.EVAL_NONE)
+        v = ceed.Vector(2)
+        qf.apply(2, [vector_of(ceed, x)], [v])
+        assert array_of(v).tolist() == [0, 1]
+        w = ceed.Vector(6)
+        self.scale(ceed, "Scale (scalar)", scale=1).apply(2, [vector_of(ceed, x), vector_of(ceed, factor)], [w])
+        np.testing.assert_array_equal(array_of(w).reshape(3, 2), x * factor)

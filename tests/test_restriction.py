@@ -242,9 +242,9 @@ class TestOriented:
             one.OrientedElemRestriction(*sizes, OFFSETS, np.ones((NELEM, ELEMSIZE)))
         with pytest.raises(ValueError, match="orients: expected 15 values, got 3"):
             one.OrientedElemRestriction(*sizes, OFFSETS, np.ones(3, bool))
-        with pytest.raises(ValueError, match="curlorients: expected 45 values, got 15"):
+        with pytest.raises(ValueError, match="curl_orients: expected 45 values, got 15"):
             one.CurlOrientedElemRestriction(*sizes, OFFSETS, np.ones((NELEM, ELEMSIZE), int))
-        with pytest.raises(ValueError, match="curlorients: entry 0 is 200"):
+        with pytest.raises(ValueError, match="curl_orients: entry 0 is 200"):
             one.CurlOrientedElemRestriction(*sizes, OFFSETS, np.full((NELEM, ELEMSIZE, 3), 200))
         with pytest.raises(ValueError, match=r"offsets: entry 14 is 11, outside \[0, 10\]"):
             one.OrientedElemRestriction(*sizes, OFFSETS + (OFFSETS == NODES - 1), np.zeros((NELEM, ELEMSIZE), bool))
