@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 _ADVICE = {
-    "a mask": "use .filled(...)",
+    "a mask": "for masked values there is no place, use .filled(...)",
     "a unit": "use its plain values, such as .magnitude or .value",
     "whatever its type adds": "pass numpy.asarray(...) of it, if its plain values are what you mean",
 }
