@@ -51,7 +51,7 @@ def test_whatever_consumers_and_host_functions_print_goes_into_the_cell_that_run
         "]\n"
         "_ = tap.attach(lambda x: print('attached', x))\n"
         "logging.getLogger('ceedtap').addHandler(logging.StreamHandler(sys.stderr))\n"
-        "def host(x):\n    print('host', x)\n    return x\n"
+        "def host(x):\n    ct.barrier_wait()  # prints of two threads may mix\n    print('host', x)\n    return x\n"
         "@jax.jit\n"
         "def f(x):\n"
         "    for consumer in consumers:\n"
