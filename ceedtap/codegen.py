@@ -6,9 +6,9 @@ constant indices ...) leaves nothing behind in C, and what computes becomes a li
 written once, constants are folded, and lines that nothing uses are left out. The rules for the primitives are in
 ``codegen_rules`` and the other modules ``codegen_*``; :class:`Builder` is what they write to.
 
-Arithmetic is that of JAX, rounding by rounding, except that a C compiler may contract a product and a sum (FMA), that
-several quotients by one number are products with its reciprocal, and that products with constant zeros in matrix
-products are left out, whatever the other factor is.
+Arithmetic is that of JAX's primitives one by one, rounding by rounding: nothing is rewritten that is not the same for
+every number, infinities, nan and the sign of zero included. What JAX leaves open, such as the order and the fusion of
+the operations in a contraction or a factorisation, is written with fused operations (FMA) where processors have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import linecache
 import math
 import re
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -157,7 +156,6 @@ class Line:
     sets: tuple[str, ...]
     uses: tuple[str, ...]
     comment: str = ""
-    quotient: tuple[str, str] | None = None  # what it divides by what, if that is all it does
     array: int = 0  # the size of the array that it declares
     raw: bool = False  # it is about all lanes of the points already, see codegen_lanes
 
@@ -198,7 +196,7 @@ class Builder:
         scalar: the floating-point type of the fields, float64 or float32.
         prefix: of the names of variables.
         taken: names that variables cannot have in the end.
-        precise: every quotient is a division, and elementary functions are those of <math.h>.
+        precise: elementary functions are those of <math.h>.
         lanes: the lines will be made lines for several points; what cannot be so raises :class:`NoLanes`. None: they
             will not, and what had better be so raises :class:`WantsLanes`.
 
@@ -212,6 +210,8 @@ class Builder:
     ) -> None:  # fmt: skip
         self.scalar = np.dtype(scalar)
         self.limits: dict[str, tuple[int, int]] = {}  # of variables that are integers, where they are known
+        self.no_minus_zero: set[str] = set()  # variables that are never -0
+        self.permutations: dict[str, Any] = {}  # of variables that number rows: their order, see codegen_permutation
         self.names = codegen_names.Names(prefix, taken)
         self.precise = precise
         self.lanes = lanes
@@ -263,7 +263,7 @@ class Builder:
         """A line for all lanes at once."""
         self._append(Line(text, tuple(sets), tuple(uses), raw=True))
 
-    def value(self, text: str, dtype: Any, uses: Iterable[Scalar], quotient: tuple[str, str] | None = None) -> Scalar:
+    def value(self, text: str, dtype: Any, uses: Iterable[Scalar]) -> Scalar:
         """The value of a C expression; the same variable for the same expression."""
         dtype = np.dtype(dtype)
         key = (c_type(dtype), text)
@@ -271,7 +271,7 @@ class Builder:
             if known := scope.known.get(key):
                 return Scalar(known, dtype)
         name = self.name()
-        line = Line(f"const {key[0]} {name} = {text};", (name,), tuple(names(uses)), quotient=quotient)
+        line = Line(f"const {key[0]} {name} = {text};", (name,), tuple(names(uses)))
         self._append(line)
         self._scopes[-1].known[key] = name
         return Scalar(name, dtype)
@@ -382,8 +382,6 @@ class Builder:
             rewrite: makes other lines of them.
         """
         lines = _prune(self._scopes[0].lines, set(names(needed)))
-        if not self.precise:
-            lines = self._with_reciprocals(lines)
         if rewrite:
             lines = rewrite(lines)
         text = self.names.apply("".join(_format(lines, indent)))
@@ -402,39 +400,6 @@ class Builder:
     def _words_of(self, helper: str) -> frozenset[str]:
         """The helpers that a helper calls, and itself."""
         return frozenset(re.findall(r"\w+", self.helpers[helper])) & self.helpers.keys()
-
-    def _with_reciprocals(self, lines: Sequence[Line | Nest]) -> list[Line | Nest]:
-        """Where several numbers are divided by one: products with its reciprocal. A division takes as long as a dozen
-        products. What is divided by the argument of a logarithm, as in derivatives of it, need not wait for that."""
-        constant = {line.sets[0] for line in lines if isinstance(line, Line) and line.text.startswith("const ")}
-        count: Counter[str] = Counter()
-        for line in lines:
-            if isinstance(line, Line):
-                if line.quotient:
-                    count[line.quotient[1]] += 1
-                elif "log(" in line.text and len(line.uses) == 1:
-                    count[line.uses[0]] += 1
-        made: dict[str, str] = {}
-        out: list[Line | Nest] = []
-        for line in lines:
-            if isinstance(line, Nest):
-                out.append(Nest(line.head, self._with_reciprocals(line.lines), line.sets, line.uses, line.comment))
-                continue
-            if not line.quotient or line.quotient[1] not in constant or count[line.quotient[1]] < 2:
-                out.append(line)
-                continue
-            above, below = line.quotient
-            declaration = line.text.partition(" = ")[0]
-            if below not in made:
-                made[below] = name = self.name()
-                if below in self.varying:
-                    self.varying.add(name)
-                ctype = declaration.rpartition(" ")[0]
-                one = "1.0f" if ctype == "const float" else "1.0"
-                out.append(Line(f"{ctype} {name} = {one} / {below};", (name,), (below,), line.comment))
-            product = made[below] if above in ("1.0", "1.0f") else f"{above} * {made[below]}"
-            out.append(Line(f"{declaration} = {product};", line.sets, (*line.uses, made[below]), line.comment))
-        return out
 
 
 def _declares(line: Line) -> bool:

@@ -22,6 +22,7 @@ from ceedtap.codegen import (
     number,
     rule,
 )
+from ceedtap.codegen_permutation import known
 from ceedtap.codegen_rules import Element, apply, choose, convert, real
 
 # -- moving values -----------------------------------------------------------------------------------------------------
@@ -160,7 +161,9 @@ MAX_CANDIDATES = 9
 MAX_CHOICES = 128
 
 
-def _few(counts: Sequence[int], number: int) -> bool:
+def _few(builder: Builder, counts: Sequence[int], number: int, indices: Elements | None = None) -> bool:
+    if indices is not None and len(counts) == 1 and any(known(builder, e) for e in indices.reshape(-1)):
+        return True
     candidates = math.prod(counts)
     return candidates <= MAX_CANDIDATES and candidates * number <= MAX_CHOICES
 
@@ -170,6 +173,10 @@ def _chosen(builder: Builder, flat: Sequence[Element], dims: Sequence[tuple[int,
     if not dims:
         return flat[offset]
     (stride, index, count), *rest = dims
+    if (place := known(builder, index)) and not rest:
+        permutation, i = place
+        column = [flat[offset + c * stride] for c in range(count)]
+        return permutation.apply(builder, column)[i]
     result = _chosen(builder, flat, rest, offset + (count - 1) * stride)
     for c in reversed(range(count - 1)):
         here = real(builder, "le", index, number(c, index.dtype))
@@ -188,7 +195,7 @@ def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, s
         for s, n, k, stride in zip(starts, x.shape, slice_sizes, strides, strict=True)
     ]
     counts = [n - k + 1 for n, k in zip(x.shape, slice_sizes, strict=True)]
-    if _few(counts, math.prod(slice_sizes)):
+    if _few(builder, counts, math.prod(slice_sizes)):
         out = np.empty(slice_sizes, object)
         dims = [(stride, s[()], count) for stride, s, count in zip(strides, starts, counts, strict=True)]
         for index in np.ndindex(*slice_sizes):
@@ -247,7 +254,7 @@ def _gather(
     strides = strides_of(x.shape)
     fill = "FILL" in str(mode)
     counts = [x.shape[d] - slice_sizes[d] + 1 for d in numbers.start_index_map]
-    few = _few(counts, math.prod(out_shape))
+    few = _few(builder, counts, math.prod(out_shape), indices)
     chosen, value = np.empty(out_shape, object), None
     arrays = [] if few else [(*builder.table(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
     results: list[list[Scalar]] = [[] for _ in arrays]
@@ -320,7 +327,7 @@ def _scatter(builder: Builder, eqn: Any, x: Elements, indices: Elements, updates
     out = x.copy().reshape(-1)
     arrays = None
     few = dynamic and _few(
-        [x.shape[d] - sizes.get(d, 1) + 1 for d in numbers.scatter_dims_to_operand_dims], updates.size
+        builder, [x.shape[d] - sizes.get(d, 1) + 1 for d in numbers.scatter_dims_to_operand_dims], updates.size
     )
     if dynamic and not few:
         arrays = [(builder.array(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]

@@ -17,13 +17,12 @@ from ceedtap.codegen import (
     Elements,
     Scalar,
     TranslationError,
-    elements,
     number,
     rule,
     translate,
 )
 from ceedtap.codegen_arrays import flat_index, from_parts, real_parts
-from ceedtap.codegen_rules import elementwise, real, select
+from ceedtap.codegen_rules import choose, elementwise, real, select
 
 # Loops of at most so many equations in all are written out.
 MAX_UNROLLED = 400
@@ -51,106 +50,15 @@ def _nested(builder: Builder, eqn: Any, *operands: Elements, **params: Any) -> l
         raise TranslationError("has no translation to C")
     consts = getattr(inner, "consts", ())
     jaxpr = getattr(inner, "jaxpr", inner)
-    if _is_determinant(eqn, jaxpr):
-        return [_determinants(builder, operands[0])]
     return translate(builder, jaxpr, consts, operands)
-
-
-def _is_determinant(eqn: Any, jaxpr: Any) -> bool:
-    """Whether this is `jnp.linalg.det` of small real matrices, without what its derivative needs."""
-    if eqn.params.get("name") not in ("det", "_det_2x2", "_det_3x3") or len(eqn.invars) != 1 or len(eqn.outvars) != 1:
-        return False
-    a = eqn.invars[0].aval
-    small = a.dtype.kind == "f" and len(a.shape) >= 2 and a.shape[-1] == a.shape[-2] and 1 < a.shape[-1] <= MAX_CRAMER
-    return small and eqn.outvars[0].aval.shape == a.shape[:-2] and jax_compat.made_by_determinant(jaxpr)
-
-
-def _determinants(builder: Builder, matrices: Elements) -> Elements:
-    """From the cofactors that the inverse consists of, so that both together are computed once."""
-    out = np.empty(matrices.shape[:-2], object)
-    op = functools.partial(real, builder)
-    for lane in np.ndindex(out.shape):
-        out[lane] = _determinant(op, matrices[lane], _adjugate(op, matrices[lane]))
-    return out
-
-
-def _determinant(op: Callable[..., Scalar], a: Elements, adjugate: list[list[Scalar]]) -> Scalar:
-    return functools.reduce(functools.partial(op, "add"), [op("mul", a[0, k], adjugate[k][0]) for k in range(len(a))])
 
 
 @rule("custom_linear_solve")
 def _custom_linear_solve(builder: Builder, eqn: Any, *operands: Elements, const_lengths: Any, jaxprs: Any) -> list:
     ends = np.cumsum([const_lengths.matvec, const_lengths.vecmat, const_lengths.solve, const_lengths.transpose_solve])
-    b = operands[ends[3] :]
-    if len(b) == 1 and b[0].ndim and b[0].shape[-1] <= MAX_CRAMER:
-
-        def product(x: Elements) -> Elements:
-            matvec = jaxprs.matvec
-            return translate(builder, matvec.jaxpr, matvec.consts, [*operands[: ends[0]], x])[0]
-
-        if (matrices := _matrices(product, b[0], eqn.invars[-1].aval.dtype)) is not None:
-            return [_cramer(builder, matrices, b[0])]
-    solve = operands[ends[1] : ends[2]]
-    return translate(builder, jaxprs.solve.jaxpr, jaxprs.solve.consts, [*solve, *b])
-
-
-# Systems of at most so many equations are solved by Cramer's rule. It has no pivots, so nothing has to be chosen and
-# compared at each point; for geometry and for constitutive laws, which it is there for, it is as accurate.
-MAX_CRAMER = 3
-
-
-def _matrices(product: Callable[[Elements], Elements], b: Elements, dtype: np.dtype) -> Elements | None:
-    """The matrices of a linear function of vectors along the last axis, (..., n, n); None if it is something else."""
-    if np.dtype(dtype).kind != "f":
-        return None
-    n = b.shape[-1]
-    out = np.empty((*b.shape, n), object)
-    zeros = elements(np.zeros(b.shape), dtype)
-    for lane in np.ndindex(b.shape[:-1]):
-        for j in range(n):
-            unit = zeros.copy()
-            unit[(*lane, j)] = number(1, dtype)
-            column = product(unit)
-            out[(*lane, slice(None), j)] = column[lane]
-            column = column.copy()
-            column[lane] = zeros[lane]
-            if not all(isinstance(e, Scalar) and e.is_constant and e.value == 0 for e in column.reshape(-1)):
-                return None
-    return out
-
-
-def _cramer(builder: Builder, matrices: Elements, b: Elements) -> Elements:
-    op = functools.partial(real, builder)
-    out = np.empty(b.shape, object)
-    for lane in np.ndindex(b.shape[:-1]):
-        a, n = matrices[lane], b.shape[-1]
-        adjugate = _adjugate(op, a)
-        determinant = _determinant(op, a, adjugate)
-        inverse = op("div", number(1, determinant.dtype), determinant)
-        for i in range(n):
-            terms = [
-                op("mul", adjugate[i][j], b[(*lane, j)])
-                for j in range(n)
-                if not (b[(*lane, j)].is_constant and b[(*lane, j)].value == 0)
-            ]
-            total = functools.reduce(functools.partial(op, "add"), terms) if terms else number(0, determinant.dtype)
-            out[(*lane, i)] = op("mul", total, inverse)
-    return out
-
-
-def _adjugate(op: Callable[..., Scalar], a: Elements) -> list[list[Scalar]]:
-    n = len(a)
-    if n == 1:
-        return [[number(1, a[0, 0].dtype)]]
-    if n == 2:
-        return [[a[1, 1], op("neg", a[0, 1])], [op("neg", a[1, 0]), a[0, 0]]]
-
-    def minor(i: int, j: int) -> Scalar:
-        # With cyclic indices the signs come out right.
-        r, s, t, u = (i + 1) % 3, (i + 2) % 3, (j + 1) % 3, (j + 2) % 3
-        return op("sub", op("mul", a[r, t], a[s, u]), op("mul", a[r, u], a[s, t]))
-
-    return [[minor(j, i) for j in range(3)] for i in range(3)]
+    # What the user gave is run, whatever it makes of the matrix. Derivatives are systems of the same kind already.
+    inputs = [*operands[ends[1] : ends[2]], *operands[ends[3] :]]
+    return translate(builder, jaxprs.solve.jaxpr, jaxprs.solve.consts, inputs)
 
 
 def _num_equations(jaxpr: Any) -> int:
@@ -245,10 +153,22 @@ def _while(
     carry = [_variables(builder, s, v.aval) for s, v in zip(start, eqn.outvars, strict=True)]
     with builder.nest("for (;;)"):
         (go,) = translate(builder, cond_jaxpr.jaxpr, cond_jaxpr.consts, [*cond_consts, *carry])
-        builder.exit_unless(go[()])
+        # Of a batch of loops, one goes on while any does; what has ended keeps its state.
+        any_goes = functools.reduce(functools.partial(real, builder, "or"), go.reshape(-1), number(False, bool))
+        builder.exit_unless(any_goes)
         new = translate(builder, body_jaxpr.jaxpr, body_jaxpr.consts, [*body_consts, *carry])
+        if go.ndim:
+            new = [_where_going(builder, go, values, state) for values, state in zip(new, carry, strict=True)]
         _update(builder, carry, new)
     return carry
+
+
+def _where_going(builder: Builder, go: Elements, new: Elements, old: Elements) -> Elements:
+    """The batch is in front."""
+    out = np.empty(new.shape, object)
+    for index in np.ndindex(new.shape):
+        out[index] = choose(builder, go[index[: go.ndim]], new[index], old[index])
+    return out
 
 
 @rule("scan")

@@ -21,11 +21,13 @@ SUMS = 8
 MAX_NUMBERS = 6144
 
 # Without vectors of the compiler's, and on GPUs, where threads are the lanes, there is one lane. Beyond the last point
-# there is that point again.
+# there is that point again. CEEDTAP_LANES_FMA(x, y, z) is x * y + z in one rounding, where processors can; a factor may
+# be one number for all lanes, of which the difference to 0 makes lanes.
 SUPPORT = """\
 #if defined(CEED_RUNNING_JIT_PASS) || !defined(__GNUC__)
 #define CEEDTAP_LANES 1
 typedef double ceedtap_lanes;
+#define CEEDTAP_LANES_FMA(x, y, z) CEEDTAP_FMA(x, y, z)
 #else
 #ifdef __AVX512F__
 #define CEEDTAP_LANES 8
@@ -35,6 +37,22 @@ typedef double ceedtap_lanes;
 #define CEEDTAP_LANES 2
 #endif
 typedef double ceedtap_lanes __attribute__((vector_size(8 * CEEDTAP_LANES), aligned(8), may_alias));
+#ifdef __clang__
+#if __has_builtin(__builtin_elementwise_fma)
+#define CEEDTAP_LANES_OF(x, y, z) __builtin_elementwise_fma(x, y, z)
+#endif
+#elif defined(__AVX512F__)
+#define CEEDTAP_LANES_OF(x, y, z) __builtin_ia32_vfmaddpd512_mask(x, y, z, -1, 4)
+#elif defined(__FMA__)
+#define CEEDTAP_LANES_OF(x, y, z) __builtin_ia32_vfmaddpd256(x, y, z)
+#elif defined(__FP_FAST_FMA)
+#define CEEDTAP_LANES_OF(x, y, z) (ceedtap_lanes){fma((x)[0], (y)[0], (z)[0]), fma((x)[1], (y)[1], (z)[1])}
+#endif
+#ifdef CEEDTAP_LANES_OF
+#define CEEDTAP_LANES_FMA(x, y, z) CEEDTAP_LANES_OF((x) - (ceedtap_lanes){0}, (y) - (ceedtap_lanes){0}, z)
+#else
+#define CEEDTAP_LANES_FMA(x, y, z) ((x) * (y) + (z))
+#endif
 #endif
 CEED_QFUNCTION_HELPER void ceedtap_read(double *to, const double *from, int size, CeedInt Q, CeedInt first) {
   if (first + CEEDTAP_LANES <= Q) {
@@ -107,7 +125,7 @@ def _sums(
         builder.raw(f"const {kind} {factor} = {lanes(x[0], _sum((i, depth), (k.text, 1), x[1]))};", [factor], (x[0],))
         for q, s in enumerate(sums):
             index = _sum((j, strides[0]), (k.text, strides[1]), w[1] + q * strides[0])
-            builder.raw(f"{s} += {factor} * {lanes(w[0], index)};", [s], (s, factor, w[0]))
+            builder.raw(f"{s} = CEEDTAP_LANES_FMA({factor}, {lanes(w[0], index)}, {s});", [s], (s, factor, w[0]))
     for q, s in enumerate(sums):
         place = f"({out} + ({_sum((i, width), (j, 1), q)}) * CEEDTAP_LANES)"
         builder.raw(f"*(ceedtap_lanes *){place} = {s};", [out], (s, out))

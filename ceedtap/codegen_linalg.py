@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ceedtap.codegen import Builder, Complex, Elements, Scalar, TranslationError, constant, number, rule
-from ceedtap.codegen_rules import Element, apply, choose
+from ceedtap.codegen_permutation import Exchange, Permutation, remember
+from ceedtap.codegen_rules import Element, apply, choose, multiply_add
 
 
 class Value:
@@ -49,6 +50,14 @@ class Value:
     def __rtruediv__(self, other: float) -> Value:
         return self.like(other) / self
 
+    def plus_product(self, x: Value, y: Value) -> Value:
+        """self + x * y, in one rounding where processors can."""
+        return Value(self.builder, multiply_add(self.builder, x.element, y.element, self.element))
+
+    def less_product(self, x: Value, y: Value) -> Value:
+        """self - x * y, in one rounding where processors can."""
+        return Value(self.builder, multiply_add(self.builder, x.element, y.element, self.element, minus=True))
+
     def __neg__(self) -> Value:
         return self._with("neg")
 
@@ -58,6 +67,9 @@ class Value:
     def __gt__(self, other: Value | float) -> Value:
         return self._with("gt", other)
 
+    def at_least(self, other: Value | float) -> Value:
+        return self._with("ge", other)
+
     def __and__(self, other: Value) -> Value:
         return self._with("and", other)
 
@@ -66,6 +78,10 @@ class Value:
 
     def equals(self, other: Value | float) -> Value:
         return self._with("eq", other)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.element.re.dtype if isinstance(self.element, Complex) else self.element.dtype
 
     def sqrt(self) -> Value:
         return self._with("sqrt")
@@ -120,7 +136,7 @@ def transposed(a: Matrix) -> Matrix:
 def dot(a: Sequence[Value], b: Sequence[Value]) -> Value:
     total = a[0] * b[0]
     for x, y in zip(a[1:], b[1:], strict=True):
-        total = total + x * y
+        total = total.plus_product(x, y)
     return total
 
 
@@ -147,49 +163,58 @@ def refuse_complex(operand: Elements) -> None:
 
 @rule("lu")
 def _lu(builder: Builder, eqn: Any, a: Elements, **_: Any) -> list[Elements]:
-    return batched(eqn, lambda x: _lu_one(builder, x), [a], [2])
+    return batched(eqn, lambda x: _lu_one(builder, x)[:3], [a], [2])
 
 
-def _lu_one(builder: Builder, a: Elements) -> list[Elements]:
-    """Partial pivoting: in each column, of the largest elements the first one."""
+def _lu_one(builder: Builder, a: Elements) -> tuple[Elements, Elements, Elements, Permutation]:
+    """Partial pivoting: in each column, of the largest elements the first one.
+
+    The factors below a pivot are products with its reciprocal, as in LAPACK. They stay what they are where it would be
+    infinite: they are zeros then, or nan. That keeps infinities and nan where LAPACK has them.
+    """
     rows = matrix_of(builder, a)
     m, n = a.shape
-    index = [number(i, np.int32) for i in range(m)]
-    permutation: list[Scalar] = list(index)
+    numbers: list[Element] = [number(i, np.int32) for i in range(m)]
     pivots: list[Scalar] = []
+    exchanges = []
     for k in range(min(m, n)):
-        at, best = index[k], abs(rows[k][k])
-        row, source = rows[k], permutation[k]
+        exchange, pivot_number, best = _exchange(builder, [row[k] for row in rows], k)
+        columns = [exchange.apply(builder, [x.element for x in column]) for column in transposed(rows)]
+        rows = [[Value(builder, e) for e in row] for row in zip(*columns, strict=True)]
+        numbers = exchange.apply(builder, numbers)
+        pivots.append(pivot_number)
+        exchanges.append(exchange)
+        row = rows[k]
+        if k + 1 < m:
+            inverse = 1.0 / row[k]
+            scale = where(best.at_least(_SMALLEST[best.dtype]), inverse, inverse.like(1.0))
         for i in range(k + 1, m):
-            size = abs(rows[i][k])
-            better = size > best
-            assert isinstance(better.element, Scalar)
-            best = where(better, size, best)
-            at = _chosen(builder, better.element, index[i], at)
-            row = [where(better, x, y) for x, y in zip(rows[i], row, strict=True)]
-            source = _chosen(builder, better.element, permutation[i], source)
-        for i in range(k + 1, m):
-            here = apply(builder, "eq", at, index[i])
-            assert isinstance(here, Scalar)
-            moved = Value(builder, here)
-            rows[i] = [where(moved, x, y) for x, y in zip(rows[k], rows[i], strict=True)]
-            permutation[i] = _chosen(builder, here, permutation[k], permutation[i])
-        rows[k], permutation[k] = row, source
-        pivots.append(at)
-        # Without a pivot the column is zero already, and stays so.
-        pivot = where(row[k].equals(0.0), row[k].like(1.0), row[k])
-        inverse = 1.0 / pivot
-        for i in range(k + 1, m):
-            factor = rows[i][k] * inverse
-            rest = [rows[i][j] - factor * row[j] for j in range(k + 1, n)]
+            factor = rows[i][k] * scale
+            rest = [rows[i][j].less_product(factor, row[j]) for j in range(k + 1, n)]
             rows[i] = [*rows[i][:k], factor, *rest]
-    return [elements_of(rows, a.shape), vector_of(pivots), vector_of(permutation)]
+    permutation = Permutation(tuple(exchanges))
+    remember(builder, numbers, permutation)
+    return elements_of(rows, a.shape), vector_of(pivots), vector_of(numbers), permutation
 
 
-def _chosen(builder: Builder, condition: Scalar, yes: Scalar, no: Scalar) -> Scalar:
-    result = choose(builder, condition, yes, no)
-    assert isinstance(result, Scalar)
-    return result
+# Normal numbers, whose reciprocals are finite.
+_SMALLEST = {dtype: float(np.finfo(dtype).tiny) for dtype in (np.dtype(np.float64), np.dtype(np.float32))}
+
+
+def _exchange(builder: Builder, column: Sequence[Value], k: int) -> tuple[Exchange, Scalar, Value]:
+    """Which row comes to position k, its number, and the size of its element."""
+    best = abs(column[k])
+    at = best.like(float(k))  # not an integer: choices of one type vectorise best
+    pivot_number = number(k, np.int32)
+    better: list[Scalar] = []
+    for i in range(k + 1, len(column)):
+        size = abs(column[i])
+        larger = size > best
+        best, at = where(larger, size, best), where(larger, at.like(float(i)), at)
+        better.append(larger.element)
+        pivot_number = choose(builder, larger.element, number(i, np.int32), pivot_number)
+    here = [at.equals(float(i)).element for i in range(k + 1, len(column) - 1)]
+    return Exchange(k, tuple(better), (*here, *better[-1:])), pivot_number, best
 
 
 @rule("lu_pivots_to_permutation")
@@ -203,8 +228,8 @@ def _lu_pivots_to_permutation(builder: Builder, eqn: Any, pivots: Elements, *, p
             for j in range(permutation_size):
                 here = apply(builder, "eq", other, number(j, other.dtype))
                 assert isinstance(here, Scalar)
-                theirs = _chosen(builder, here, permutation[j], theirs)
-                permutation[j] = _chosen(builder, here, mine, permutation[j])
+                theirs = choose(builder, here, permutation[j], theirs)
+                permutation[j] = choose(builder, here, mine, permutation[j])
             permutation[i] = theirs
         return [vector_of(permutation)]
 
@@ -224,7 +249,10 @@ def _cholesky_one(a: Matrix) -> Matrix:
     for j in range(n):
         rest = a[j][j].real()
         for k in range(j):
-            rest = rest - (factor[j][k] * factor[j][k].conj()).real()
+            if isinstance(factor[j][k].element, Complex):
+                rest = rest - (factor[j][k] * factor[j][k].conj()).real()
+            else:
+                rest = rest.less_product(factor[j][k], factor[j][k])
         positive = rest > 0.0
         ok = positive if ok is None else ok & positive
         diagonal = rest.sqrt()
@@ -234,7 +262,7 @@ def _cholesky_one(a: Matrix) -> Matrix:
         for i in range(j + 1, n):
             x = a[i][j]
             for k in range(j):
-                x = x - factor[i][k] * factor[j][k].conj()
+                x = x.less_product(factor[i][k], factor[j][k].conj())
             factor[i][j] = x * scale
     assert ok is not None
     return [[where(ok, x, float("nan")) if j <= i else x for j, x in enumerate(row)] for i, row in enumerate(factor)]
@@ -284,14 +312,11 @@ def _substituted(t: Matrix, b: Matrix, forward: bool, unit_diagonal: bool) -> Ma
     x = [list(row) for row in b]
     for i in range(n) if forward else range(n - 1, -1, -1):
         for k in range(i) if forward else range(i + 1, n):
-            x[i] = [y - t[i][k] * z for y, z in zip(x[i], x[k], strict=True)]
+            x[i] = [y.less_product(t[i][k], z) for y, z in zip(x[i], x[k], strict=True)]
         if unit_diagonal:
             continue
-        if len(x[i]) == 1:
-            x[i] = [x[i][0] / t[i][i]]
-        elif x[i]:
-            inverse = 1.0 / t[i][i]
-            x[i] = [y * inverse for y in x[i]]
+        inverse = 1.0 / t[i][i]  # as in LAPACK, and there already if `t` is a factor
+        x[i] = [y * inverse for y in x[i]]
     return x
 
 
@@ -307,15 +332,10 @@ def _tridiagonal_solve(
             dense[i, i] = diagonal[i]
             if i:
                 dense[i, i - 1], dense[i - 1, i] = below[i], above[i - 1]
-        factors, _, permutation = _lu_one(builder, dense)
-        columns = matrix_of(builder, right)
-        permuted = []
-        for i in range(n):
-            row = columns[0]
-            for j in range(1, n):
-                here = Value(builder, apply(builder, "eq", permutation[i], number(j, np.int32)))
-                row = [where(here, x, y) for x, y in zip(columns[j], row, strict=True)]
-            permuted.append(row)
+        factors, _, _, permutation = _lu_one(builder, dense)
+        permuted = transposed(
+            [[Value(builder, e) for e in permutation.apply(builder, list(column))] for column in right.T]
+        )
         lu = matrix_of(builder, factors)
         return [elements_of(_substituted(lu, _substituted(lu, permuted, True, True), False, False), right.shape)]
 

@@ -10,6 +10,17 @@ where the reduced argument is; they are evaluated in pairs, since the next loop 
 
 from __future__ import annotations
 
+# x * y + z in one rounding, where processors can; compilers are told not to do it on their own.
+FMA = """\
+#ifdef CEED_RUNNING_JIT_PASS
+#define CEEDTAP_FMA(x, y, z) fma(x, y, z)
+#elif defined(__FMA__) || defined(__AVX512F__) || defined(__FP_FAST_FMA)
+#define CEEDTAP_FMA(x, y, z) __builtin_fma(x, y, z)
+#else
+#define CEEDTAP_FMA(x, y, z) ((x) * (y) + (z))
+#endif
+"""
+
 # What the functions have in common, by name; a function comes after those that it calls.
 #
 # Adding 2^52 + 2^51 rounds to an integer, which is in the low bits then; `ceedtap_two_to` takes such a sum to 2^k, for
@@ -48,28 +59,30 @@ CEED_QFUNCTION_HELPER double ceedtap_log_of(double u, double bias, double c) {
   const double f = ceedtap_from_bits((bits & 0x000fffffffffffffULL) + 0x3fe6a00000000000ULL) - 1.0;
   const double k = ceedtap_from_bits((bits >> 52) | 0x4330000000000000ULL) - bias;
   const double s = f / (2.0 + f), h = 0.5 * f * f, z = s * s, w = z * z;
-  const double low = (0.666666666666667 + z * 0.3999999999989827) + w * (0.28571428626533335 + z * 0.22222211043822487);
-  const double high = (0.18182895746801428 + z * 0.1533150172120742) + w * 0.1461916477718642;
-  const double tail = s * (h + z * (low + w * w * high));
-  return (k * 0.6931471803691238 + f) - ((h - (k * 1.9082149292705877e-10 + c)) - tail);
+  const double low = CEEDTAP_FMA(w, CEEDTAP_FMA(z, 0.22222211043822487, 0.28571428626533335),
+                                 CEEDTAP_FMA(z, 0.3999999999989827, 0.666666666666667));
+  const double high = CEEDTAP_FMA(w, 0.1461916477718642, CEEDTAP_FMA(z, 0.1533150172120742, 0.18182895746801428));
+  const double tail = s * CEEDTAP_FMA(z, CEEDTAP_FMA(w * w, high, low), h);
+  return CEEDTAP_FMA(k, 0.6931471803691238, f) - ((h - CEEDTAP_FMA(k, 1.9082149292705877e-10, c)) - tail);
 }
 """,
     # x = k log 2 + r, |r| < 0.3466
     "ceedtap_reduced": """\
 CEED_QFUNCTION_HELPER double ceedtap_reduced(double x, double k) {
-  return (x - k * 0.6931471803691238) - k * 1.9082149292705877e-10;
+  return CEEDTAP_FMA(-k, 1.9082149292705877e-10, CEEDTAP_FMA(-k, 0.6931471803691238, x));
 }
 """,
     # exp(r) - 1
     "ceedtap_expm1_of": """\
 CEED_QFUNCTION_HELPER double ceedtap_expm1_of(double r) {
   const double s = r * r, t = s * s;
-  const double low = (0.16666666666666669 + r * 0.041666666666666664) +
-                     s * (0.008333333333330039 + r * 0.0013888888888886537);
-  const double middle = (0.00019841269863171557 + r * 2.4801587317228724e-05) +
-                        s * (2.7557268276905696e-06 + r * 2.7557282838800484e-07);
-  const double high = 2.5100472505694996e-08 + r * 2.09112987659402e-09;
-  return r + s * (0.5 + r * (low + t * (middle + t * high)));
+  const double low = CEEDTAP_FMA(s, CEEDTAP_FMA(r, 0.0013888888888886537, 0.008333333333330039),
+                                 CEEDTAP_FMA(r, 0.041666666666666664, 0.16666666666666669));
+  const double middle = CEEDTAP_FMA(s, CEEDTAP_FMA(r, 2.7557282838800484e-07, 2.7557268276905696e-06),
+                                    CEEDTAP_FMA(r, 2.4801587317228724e-05, 0.00019841269863171557));
+  const double high = CEEDTAP_FMA(r, 2.09112987659402e-09, 2.5100472505694996e-08);
+  const double rest = CEEDTAP_FMA(t, CEEDTAP_FMA(t, high, middle), low);
+  return CEEDTAP_FMA(s, CEEDTAP_FMA(r, rest, 0.5), r);
 }
 """,
 }
@@ -96,8 +109,9 @@ CEED_QFUNCTION_HELPER double ceedtap_log1p(double x) {
     # In two factors, since the result may be a denormal number, or 2^k be too large when it is not.
     "exp": """\
 CEED_QFUNCTION_HELPER double ceedtap_exp(double x) {
-  const double k = (x * 1.4426950408889634 + 6755399441055744.0) - 6755399441055744.0;
-  const double half = 0.5 * k + 6755399441055744.0, rest = (k - (half - 6755399441055744.0)) + 6755399441055744.0;
+  const double k = CEEDTAP_FMA(x, 1.4426950408889634, 6755399441055744.0) - 6755399441055744.0;
+  const double half = CEEDTAP_FMA(0.5, k, 6755399441055744.0);
+  const double rest = (k - (half - 6755399441055744.0)) + 6755399441055744.0;
   const double y = 1.0 + ceedtap_expm1_of(ceedtap_reduced(x, k));
   const double special = x > 0 ? 1.0 / 0.0 : x < 0 ? 0.0 : x;
   return ((x > -746.0) & (x < 710.0)) ? y * ceedtap_two_to(half) * ceedtap_two_to(rest) : special;
@@ -105,10 +119,10 @@ CEED_QFUNCTION_HELPER double ceedtap_exp(double x) {
 """,
     "expm1": """\
 CEED_QFUNCTION_HELPER double ceedtap_expm1(double x) {
-  const double k = (x * 1.4426950408889634 + 6755399441055744.0) - 6755399441055744.0;
+  const double k = CEEDTAP_FMA(x, 1.4426950408889634, 6755399441055744.0) - 6755399441055744.0;
   const int big = k > 1023.0;
   const double scale = ceedtap_two_to((big ? 1023.0 : k) + 6755399441055744.0);
-  const double y = ceedtap_expm1_of(ceedtap_reduced(x, k)) * scale + (scale - (big ? 0.5 : 1.0));
+  const double y = CEEDTAP_FMA(ceedtap_expm1_of(ceedtap_reduced(x, k)), scale, scale - (big ? 0.5 : 1.0));
   const double special = x > 0 ? 1.0 / 0.0 : x < 0 ? -1.0 : x;
   return ((x > -40.0) & (x < 710.0) & (x != 0)) ? (big ? 2.0 * y : y) : special;
 }
@@ -116,8 +130,8 @@ CEED_QFUNCTION_HELPER double ceedtap_expm1(double x) {
     # From e = expm1(2 x).
     "tanh": """\
 CEED_QFUNCTION_HELPER double ceedtap_tanh(double x) {
-  const double a = x * 2.8853900817779268 + 6755399441055744.0, scale = ceedtap_two_to(a);
-  const double e = ceedtap_expm1_of(ceedtap_reduced(2.0 * x, a - 6755399441055744.0)) * scale + (scale - 1.0);
+  const double a = CEEDTAP_FMA(x, 2.8853900817779268, 6755399441055744.0), scale = ceedtap_two_to(a);
+  const double e = CEEDTAP_FMA(ceedtap_expm1_of(ceedtap_reduced(2.0 * x, a - 6755399441055744.0)), scale, scale - 1.0);
   const double special = x > 0 ? 1.0 : x < 0 ? -1.0 : x;
   return ((x > -22.0) & (x < 22.0) & (x != 0)) ? e / (e + 2.0) : special;
 }
@@ -134,6 +148,7 @@ MAX_SITES = 24
 def helpers(function: str) -> dict[str, str]:
     """The C of ``ceedtap_<function>`` and before it what it may call, by name. GPUs have good functions."""
     name = f"ceedtap_{function}"
-    parts = {key: f"#ifndef CEED_RUNNING_JIT_PASS\n{text}#endif\n" for key, text in _PARTS.items()}
+    parts = {"CEEDTAP_FMA": FMA}
+    parts |= {key: f"#ifndef CEED_RUNNING_JIT_PASS\n{text}#endif\n" for key, text in _PARTS.items()}
     plain = f"#ifdef CEED_RUNNING_JIT_PASS\n#define {name}(x) {function}(x)\n#else\n{_FUNCTIONS[function]}#endif\n"
     return {**parts, name: plain}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ceedtap import codegen, codegen_lanes, codegen_names
+from ceedtap import codegen, codegen_lanes, codegen_math, codegen_names
 from ceedtap import codegen_rules as codegen_rules  # registers the rules
 from ceedtap.codegen import Builder, Elements, TranslationError
 
@@ -42,8 +42,7 @@ def qfunction(
         closed: a closed jaxpr.
         inputs: where its inputs come from.
         outputs: names of its outputs, which are the output fields.
-        precise: use the functions of the scalar math library, whose loops do not vectorise, and divide wherever JAX
-            does.
+        precise: use the functions of the scalar math library, whose loops do not vectorise.
 
     Returns:
         the text of a file that every backend of libCEED compiles. Element `row`, in C order, of a field at point `i` is
@@ -118,6 +117,7 @@ def _file(builder: Builder, name: str, inputs: Sequence[Argument], outputs: Sequ
 
 def _with_lanes(builder: Builder, name: str, closed: Any, inputs: Sequence[Argument], outputs: Sequence[str]) -> str:
     """Several points at once."""
+    builder.helper("CEEDTAP_FMA", codegen_math.FMA)
     builder.helper("CEEDTAP_LANES", codegen_lanes.SUPPORT)
     operands = []
     for argument, var in zip(inputs, closed.jaxpr.invars, strict=True):

@@ -21,6 +21,7 @@ from ceedtap.codegen import (
     TranslationError,
     c_type,
     consecutive,
+    constant,
     number,
     rule,
 )
@@ -84,7 +85,7 @@ def _arithmetic_shift(dtype: np.dtype) -> str:
 
 
 def _larger(symbol: str) -> Callable[[np.dtype], str]:
-    """Maximum and minimum; a nan wins, and of two zeros the right one."""
+    """Maximum and minimum; a nan wins, and of equal numbers the right one."""
 
     def template(dtype: np.dtype) -> str:
         if dtype.kind != "f":
@@ -193,10 +194,12 @@ def real(builder: Builder, name: str, *args: Scalar) -> Scalar:
 def _real_of(builder: Builder, name: str, *args: Scalar) -> Scalar:
     dtype = args[0].dtype
     result = np.dtype(bool) if name in _COMPARISONS else dtype
+    if name in ("max", "min") and dtype.kind == "f":
+        return _extremum(builder, name, *args)
     if name in _FOLDED and all(a.is_constant for a in args) and not (dtype.kind == "b" and name in ("sub", "neg")):
         with np.errstate(all="ignore"):
             return number(_FOLDED[name](*(a.value for a in args)), result)
-    if (simple := _simplified(name, dtype, args)) is not None:
+    if (simple := _simplified(builder, name, dtype, args)) is not None:
         return simple
     if name == "rem" and dtype.kind == "i" and args[1].is_constant and args[1].value in (2, 4, 8):
         # The instruction that divides is none for vectors.
@@ -219,11 +222,79 @@ def _real_of(builder: Builder, name: str, *args: Scalar) -> Scalar:
     template = _REAL[name]
     text = template if isinstance(template, str) else template(dtype)
     if "{" not in text:
-        return call(builder, text, dtype, *args)
-    quotient = None
-    if name == "div" and dtype.kind == "f" and not args[1].is_constant:
-        quotient = args[0].text, args[1].text
-    return builder.value(text.format(*(a.text for a in args)), dtype, args, quotient)
+        result_ = call(builder, text, dtype, *args)
+        if name in _NOT_NEGATIVE:
+            builder.no_minus_zero.add(result_.text)
+        return result_
+    value = builder.value(text.format(*(a.text for a in args)), dtype, args)
+    if dtype.kind == "f" and _has_no_minus_zero(builder, name, args):
+        builder.no_minus_zero.add(value.text)
+    return value
+
+
+_NOT_NEGATIVE = {"abs", "exp", "exp2", "cosh", "erfc"}
+
+
+def _no_minus_zero(builder: Builder, x: Scalar) -> bool:
+    if x.is_constant:
+        return not _is(x, -0.0)
+    return x.dtype.kind != "f" or x.text in builder.no_minus_zero
+
+
+def _has_no_minus_zero(builder: Builder, name: str, args: Sequence[Scalar]) -> bool:
+    """Whether a result is known not to be -0; a sum is -0 only if both numbers are."""
+    if name in ("add", "add_any"):
+        return any(_no_minus_zero(builder, a) for a in args)
+    if name == "mul":
+        return args[0].text == args[1].text
+    return name == "square" or (name == "sub" and _no_minus_zero(builder, args[0]))
+
+
+def _extremum(builder: Builder, name: str, a: Scalar, b: Scalar) -> Scalar:
+    """Maximum or minimum: a nan wins, and -0 < 0."""
+    text = _larger(">" if name == "max" else "<")(a.dtype)
+
+    def right_is_good(x: Scalar, y: Scalar) -> bool:
+        """Whether y is the result wherever x == y."""
+        if any(e.is_constant and e.value != 0 for e in (x, y)):
+            return True
+        return _no_minus_zero(builder, y if name == "max" else x)
+
+    if a.is_constant and b.is_constant:
+        with np.errstate(all="ignore"):
+            value = (np.maximum if name == "max" else np.minimum)(a.value, b.value)
+        if a.value == b.value == 0:
+            value = b.value if right_is_good(a, b) else a.value
+        return number(value, a.dtype)
+    if not right_is_good(a, b):
+        if right_is_good(b, a):
+            a, b = b, a
+        else:
+            sign = call(builder, "copysign", b.dtype, number(1, b.dtype), b)
+            tie = f"{sign.text} {'<' if name == 'max' else '>'} 0"
+            text = text.replace(" ? ", f" || ({{0}} == {{1}} && {tie}) ? ")
+            return builder.value(text.format(a.text, b.text), a.dtype, [a, b, sign])
+    result = builder.value(text.format(a.text, b.text), a.dtype, [a, b])
+    if all(_no_minus_zero(builder, x) for x in (a, b)):
+        builder.no_minus_zero.add(result.text)
+    return result
+
+
+def multiply_add(builder: Builder, x: Element, y: Element, z: Element | None = None, *, minus: bool = False) -> Element:
+    """x * y + z, or z - x * y; in one rounding where processors can, so only for what JAX does not say how to compute.
+
+    Without `z` that is 0.
+    """
+    if isinstance(x, Complex) or isinstance(y, Complex) or isinstance(z, Complex):
+        product = apply(builder, "mul", x, y)
+        return product if z is None else apply(builder, "sub" if minus else "add", z, product)
+    z = number(0, x.dtype) if z is None else z
+    exact = x.dtype != np.float64 or any(e.is_constant and abs(e.value) == 1 for e in (x, y))
+    if exact or (x.is_constant and y.is_constant):
+        return real(builder, "sub" if minus else "add", z, real(builder, "mul", x, y))
+    builder.helper("CEEDTAP_FMA", codegen_math.FMA)
+    x, y = sorted((x, y), key=_order)
+    return builder.value(f"CEEDTAP_FMA({'-' * minus}{x.text}, {y.text}, {z.text})", x.dtype, [x, y, z])
 
 
 # Equal but for the order of operands: written in one order, so that they are computed once.
@@ -238,9 +309,9 @@ def _is(x: Scalar, value: float) -> bool:
     return x.is_constant and x.value == value and math.copysign(1, x.value) == math.copysign(1, value)
 
 
-def _simplified(name: str, dtype: np.dtype, args: Sequence[Scalar]) -> Scalar | None:
-    """An operand that equals the result. Of floating-point identities only those that hold for every number are used,
-    and x + 0, which differs for -0 alone."""
+def _simplified(builder: Builder, name: str, dtype: np.dtype, args: Sequence[Scalar]) -> Scalar | None:
+    """An operand that equals the result. Of floating-point identities only those that hold for every number are used;
+    x + 0 is not x for -0."""
     if len(args) != 2:
         return None
     a, b = args
@@ -255,10 +326,9 @@ def _simplified(name: str, dtype: np.dtype, args: Sequence[Scalar]) -> Scalar | 
                     return other
         return None
     if name in ("add", "add_any"):
-        if _is(a, 0.0) or _is(a, -0.0):
-            return b
-        if _is(b, 0.0) or _is(b, -0.0):
-            return a
+        for x, other in ((a, b), (b, a)):
+            if _is(x, -0.0) or (_is(x, 0.0) and _no_minus_zero(builder, other)):
+                return other
     elif name == "sub" and _is(b, 0.0):
         return a
     elif name == "mul":
@@ -307,6 +377,8 @@ def choose(builder: Builder, condition: Scalar, yes: Element, no: Element) -> El
     if yes is no or (yes.text == no.text and yes.dtype == no.dtype):
         return yes
     result = builder.value(f"({condition.text} ? {yes.text} : {no.text})", yes.dtype, [condition, yes, no])
+    if _no_minus_zero(builder, yes) and _no_minus_zero(builder, no):
+        builder.no_minus_zero.add(result.text)
     if yes.dtype.kind in "iu":
         a, b = _limits(builder, yes), _limits(builder, no)
         if a and b:
@@ -470,11 +542,11 @@ def _integer_pow(builder: Builder, eqn: Any, x: Elements, *, y: int) -> list[Ele
 
 
 def _power(builder: Builder, x: Element, y: int) -> Element:
-    if y < 0:
-        one = number(1, x.dtype) if isinstance(x, Scalar) else number(1, f"c{2 * x.re.dtype.itemsize}")
-        if y in (-2, -3) and not builder.precise:  # often beside other quotients by x, as in derivatives
-            return _power(builder, apply(builder, "div", one, x), -y)
-        return apply(builder, "div", one, _power(builder, x, -y))
+    """The products that JAX writes."""
+    dtype = x.dtype if isinstance(x, Scalar) else np.dtype(f"c{2 * x.re.dtype.itemsize}")
+    if y <= 0:
+        one = constant(1, dtype)
+        return one if y == 0 else apply(builder, "div", one, _power(builder, x, -y))
     result: Element | None = None
     while y:
         if y & 1:
@@ -482,8 +554,6 @@ def _power(builder: Builder, x: Element, y: int) -> Element:
         y >>= 1
         if y:
             x = apply(builder, "mul", x, x)
-    if result is None:
-        return number(1, x.dtype if isinstance(x, Scalar) else f"c{2 * x.re.dtype.itemsize}")
     return result
 
 
@@ -561,17 +631,12 @@ def complex_op(builder: Builder, name: str, *args: Element) -> Element:
         return Complex(op("neg", a.re), op("neg", a.im))
     if name == "mul" or name == "square":
         b = z[-1]
-        re = op("sub", op("mul", a.re, b.re), op("mul", a.im, b.im))
-        return Complex(re, op("add", op("mul", a.re, b.im), op("mul", a.im, b.re)))
+        re = multiply_add(builder, a.re, b.re, op("neg", op("mul", a.im, b.im)))
+        return Complex(re, multiply_add(builder, a.im, b.re, op("mul", a.re, b.im)))
     if name == "div":
-        b = z[1]
-        scale = op("max", op("abs", b.re), op("abs", b.im))  # keeps the squares in range
-        c, d = op("div", b.re, scale), op("div", b.im, scale)
-        norm = op("mul", op("add", op("mul", c, c), op("mul", d, d)), scale)
-        re = op("div", op("add", op("mul", a.re, c), op("mul", a.im, d)), norm)
-        return Complex(re, op("div", op("sub", op("mul", a.im, c), op("mul", a.re, d)), norm))
+        return _complex_quotient(builder, a, z[1])
     if name == "abs":
-        return call(builder, "hypot", a.re.dtype, a.re, a.im)
+        return _modulus(builder, a)
     if name == "real":
         return a.re
     if name == "imag":
@@ -583,13 +648,16 @@ def complex_op(builder: Builder, name: str, *args: Element) -> Element:
         return op("and" if name == "eq" else "or", *parts)
     if name == "exp":
         scale = op("exp", a.re)
-        return Complex(op("mul", scale, op("cos", a.im)), op("mul", scale, op("sin", a.im)))
+        im = op("mul", scale, op("sin", a.im))
+        is_real = op("eq", a.im, number(0, a.im.dtype))  # even where exp is infinite
+        return Complex(op("mul", scale, op("cos", a.im)), choose(builder, is_real, a.im, im))
     if name == "log":
-        return Complex(op("log", call(builder, "hypot", a.re.dtype, a.re, a.im)), op("atan2", a.im, a.re))
+        return Complex(op("log", _modulus(builder, a)), op("atan2", a.im, a.re))
     if name == "sqrt":
         half = number(0.5, a.re.dtype)
-        size = call(builder, "hypot", a.re.dtype, a.re, a.im)
-        big = op("sqrt", op("mul", half, op("add", size, op("abs", a.re))))
+        size = _modulus(builder, a)
+        # Halved one by one: their sum may be too large.
+        big = op("sqrt", op("add", op("mul", half, size), op("mul", half, op("abs", a.re))))
         small = op("div", op("mul", half, op("abs", a.im)), op("max", big, number(1e-300, a.re.dtype)))
         right = op("ge", a.re, number(0, a.re.dtype))
         re, im = choose(builder, right, big, small), choose(builder, right, small, big)
@@ -610,10 +678,69 @@ def complex_op(builder: Builder, name: str, *args: Element) -> Element:
         sine, cosine = ("sin", "cos") if name == "tan" else ("sinh", "cosh")
         return complex_op(builder, "div", complex_op(builder, sine, a), complex_op(builder, cosine, a))
     if name == "sign":
-        size = call(builder, "hypot", a.re.dtype, a.re, a.im)
+        size = _modulus(builder, a)
         zero = op("eq", size, number(0, size.dtype))
         return choose(builder, zero, a, Complex(op("div", a.re, size), op("div", a.im, size)))
     raise TranslationError("has no translation to C for complex numbers")
+
+
+def _modulus(builder: Builder, z: Complex) -> Scalar:
+    """In C the modulus of nan and infinity is infinite, in JAX it is nan."""
+    size = call(builder, "hypot", z.re.dtype, z.re, z.im)
+    unordered = builder.value(f"({z.re.text} != {z.re.text} || {z.im.text} != {z.im.text})", bool, [z.re, z.im])
+    return choose(builder, unordered, number(np.nan, size.dtype), size)
+
+
+def _complex_quotient(builder: Builder, a: Complex, b: Complex) -> Complex:
+    """Smith's method, and where that gives two nan, what infinities and zeros make of it: as the C standard has it."""
+    op = functools.partial(real, builder)
+    dtype = a.re.dtype
+    zero, one, inf = (number(x, dtype) for x in (0, 1, np.inf))
+
+    def isinf(x: Scalar) -> Scalar:
+        return op("eq", op("abs", x), inf)
+
+    def finite(z: Complex) -> Scalar:
+        return op("and", *(op("lt", op("abs", x), inf) for x in (z.re, z.im)))
+
+    def unit(z: Complex) -> Complex:
+        """1 for infinity and 0 for what is finite, with the signs."""
+        return Complex(
+            *(call(builder, "copysign", dtype, choose(builder, isinf(x), one, zero), x) for x in (z.re, z.im))
+        )
+
+    def product(x: Complex, y: Complex) -> Complex:
+        """x times the conjugate of y."""
+        return Complex(
+            op("add", op("mul", x.re, y.re), op("mul", x.im, y.im)),
+            op("sub", op("mul", x.im, y.re), op("mul", x.re, y.im)),
+        )
+
+    first = op("ge", op("abs", b.re), op("abs", b.im))
+    large, small = choose(builder, first, b.re, b.im), choose(builder, first, b.im, b.re)
+    ratio = op("div", small, large)
+    norm = op("add", large, op("mul", small, ratio))
+    # Of a.re + a.im * ratio and a.im - a.re * ratio, or a.re * ratio + a.im and a.im * ratio - a.re
+    x, y = choose(builder, first, a.re, a.im), choose(builder, first, a.im, a.re)
+    re = op("div", op("add", x, op("mul", y, ratio)), norm)
+    scaled = op("mul", x, ratio)
+    im = op("div", choose(builder, first, op("sub", y, scaled), op("sub", scaled, y)), norm)
+    result = Complex(re, im)
+
+    lost = op("and", op("ne", re, re), op("ne", im, im))
+    signed = call(builder, "copysign", dtype, inf, b.re)
+    by_zero = Complex(op("mul", signed, a.re), op("mul", signed, a.im))
+    is_zero = op("and", op("eq", b.re, zero), op("eq", b.im, zero))
+    is_number = op("or", op("eq", a.re, a.re), op("eq", a.im, a.im))
+    infinite = product(unit(a), b)
+    infinite = Complex(op("mul", inf, infinite.re), op("mul", inf, infinite.im))
+    is_infinite = op("and", op("or", isinf(a.re), isinf(a.im)), finite(b))
+    vanishing = product(a, unit(b))
+    vanishing = Complex(op("mul", zero, vanishing.re), op("mul", zero, vanishing.im))
+    vanishes = op("and", op("or", isinf(b.re), isinf(b.im)), finite(a))
+    for condition, value in ((vanishes, vanishing), (is_infinite, infinite), (op("and", is_zero, is_number), by_zero)):
+        result = choose(builder, op("and", lost, condition), value, result)
+    return result
 
 
 @rule("complex")

@@ -20,12 +20,14 @@ from ceedtap.codegen import (
     WantsLanes,
     consecutive,
     constant,
+    elements,
     number,
     rule,
 )
 from ceedtap.codegen_control import via_jax
 from ceedtap.codegen_lanes import is_varying, product
-from ceedtap.codegen_rules import MIN_LOOPED, Element, apply, choose, convert, load_at, real
+from ceedtap.codegen_permutation import Permutation, permutation_of, remember
+from ceedtap.codegen_rules import MIN_LOOPED, Element, apply, choose, convert, load_at, multiply_add, real
 
 # Contractions of more products, or with MIN_LOOPED or more terms or results in a row, become loops.
 MAX_PRODUCTS = 512
@@ -44,7 +46,8 @@ LANES = 8
 
 def _reduced(builder: Builder, name: str, values: Sequence[Element], start: Element) -> Element:
     """Combined in order. What the compiler may not reorder stays in the order in which it is written."""
-    result: Element | None = None
+    # 0 + x is 0 for -0; a single element is only moved.
+    result: Element | None = start if name == "add" and len(values) > 1 else None
     for value in values:
         result = value if result is None else apply(builder, name, result, value)
     return start if result is None else result
@@ -198,7 +201,7 @@ def _add_products(
         total = builder.load(sums, j.text, x[2], [j])
         for u, factor in enumerate(factors):
             weight = load_at(builder, w, w_start + u * width, f"{k} * {width}", j)
-            total = real(builder, "add", total, real(builder, "mul", factor, weight))
+            total = multiply_add(builder, factor, weight, total)
         builder.store(sums, j, total)
 
 
@@ -210,9 +213,9 @@ def _long_inner(builder: Builder, x: Any, w: Any, i: int, j: int, depth: int) ->
         builder.store(sums, lane, number(0, dtype))
     whole = depth - depth % LANES
     with builder.count(whole, step=LANES) as k, builder.count(LANES) as lane:
-        product = real(builder, "mul", load_at(builder, x, i * depth, k, lane), load_at(builder, w, j * depth, k, lane))
+        factors = load_at(builder, x, i * depth, k, lane), load_at(builder, w, j * depth, k, lane)
         old = builder.load(sums, lane.text, dtype, [lane])
-        builder.store(sums, lane, real(builder, "add", old, product))
+        builder.store(sums, lane, multiply_add(builder, *factors, old))
     parts = list(builder.elements_of(sums, [LANES], dtype))
     for rest in range(whole, depth):
         last = load_at(builder, x, i * depth + rest), load_at(builder, w, j * depth + rest)
@@ -242,11 +245,8 @@ def _inner(builder: Builder, a: Elements, b: Elements, dtype: Any) -> Element:
 
     total: Element | None = None
     for x, y in zip(a, b, strict=True):
-        if any(isinstance(e, Scalar) and e.is_constant and e.value == 0 for e in (x, y)):
-            continue
-        product = apply(builder, "mul", cast(x), cast(y))
-        total = product if total is None else apply(builder, "add", total, product)
-    return number(0, dtype) if total is None else total
+        total = multiply_add(builder, cast(x), cast(y), total)
+    return constant(0, dtype) if total is None else total
 
 
 @rule("conv_general_dilated")
@@ -270,6 +270,8 @@ def _convolution(builder: Builder, eqn: Any, x: Elements, kernel: Elements, **pa
 @rule("sort")
 def _sort(builder: Builder, eqn: Any, *operands: Elements, dimension: int, num_keys: int, **_: Any) -> list[Elements]:
     """An insertion network: stable, without jumps; nan sorts last."""
+    if (inverse := _inverse_permutation(builder, operands, num_keys)) is not None:
+        return inverse
     moved = [np.moveaxis(x, dimension, -1).copy() for x in operands]
     n = moved[0].shape[-1]
     for index in np.ndindex(moved[0].shape[:-1]):
@@ -281,6 +283,20 @@ def _sort(builder: Builder, eqn: Any, *operands: Elements, dimension: int, num_k
                     a, b = row[i], row[i + 1]
                     row[i], row[i + 1] = choose(builder, swap, b, a), choose(builder, swap, a, b)
     return [np.moveaxis(x, -1, dimension) for x in moved]
+
+
+def _inverse_permutation(builder: Builder, operands: Sequence[Elements], num_keys: int) -> list[Elements] | None:
+    """The rows of a pivoting sorted by their numbers, with their positions: what takes a permutation back."""
+    if len(operands) != 2 or num_keys != 1 or operands[0].ndim != 1:
+        return None
+    n = len(operands[0])
+    permutation = permutation_of(builder, operands[0])
+    if permutation is None or any(not e.is_constant or e.value != i for i, e in enumerate(operands[1])):
+        return None
+    back = Permutation(permutation.exchanges, not permutation.inverse)
+    positions = back.apply(builder, list(operands[1]))
+    remember(builder, positions, back)
+    return [elements(range(n), operands[0][0].dtype), np.array(positions, object)]
 
 
 def _comes_before(builder: Builder, a: Sequence[Scalar], b: Sequence[Scalar]) -> Scalar:
@@ -300,11 +316,20 @@ def _comes_before(builder: Builder, a: Sequence[Scalar], b: Sequence[Scalar]) ->
 
 @rule("top_k")
 def _top_k(builder: Builder, eqn: Any, x: Elements, *, k: int, axis: int = -1, **_: Any) -> list[Elements]:
+    """Sorted by what has the opposite order: the complement of an integer, and of a float what its bits say, in which
+    -0 < 0, and nan is first, or last with a minus sign."""
+
     def function(x: Any) -> Any:
-        n = x.shape[axis]
+        keys = x
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            whole = np.dtype(f"i{x.dtype.itemsize}")
+            bits = jax.lax.bitcast_convert_type(x, whole)
+            keys = jnp.where(bits < 0, bits ^ np.iinfo(whole).max, bits)
         positions = jax.lax.broadcasted_iota(jnp.int32, x.shape, axis % x.ndim)
-        values, where = jax.lax.sort((-x, positions), dimension=axis % x.ndim, num_keys=1)
+        _, values, where = jax.lax.sort((~keys, x, positions), dimension=axis % x.ndim, num_keys=1)
         cut = functools.partial(jax.lax.slice_in_dim, start_index=0, limit_index=min(k, n), axis=axis % x.ndim)
-        return -cut(values), cut(where)
+        return cut(values), cut(where)
+
+    n = x.shape[axis]
 
     return via_jax(builder, function, [x], [eqn.invars[0].aval])

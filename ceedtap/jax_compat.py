@@ -224,17 +224,6 @@ def user_line(eqn: Any) -> tuple[str, int, str] | None:
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 
-def made_by_determinant(jaxpr: Any) -> bool:
-    """Whether a jaxpr comes out of ``jax.numpy.linalg.det``, and not out of another function of that name."""
-    tracebacks = [eqn.source_info.traceback for eqn in jaxpr.eqns[:1]]
-    frames = [frame for traceback in tracebacks if traceback is not None for frame in traceback.frames]
-    return any(
-        frame.file_name.replace("\\", "/").endswith("jax/_src/numpy/linalg.py")
-        and frame.function_name in ("det", "_det_2x2", "_det_3x3")
-        for frame in frames
-    )
-
-
 def user_span(eqn: Any) -> tuple[str, int, int, int, int] | None:
     """File, and first line and column, and last ones, of the expression in the user's code that made an equation."""
     frame = _source_info.user_frame(eqn.source_info.traceback)

@@ -24,6 +24,22 @@ typedef double CeedScalar;
 #define CeedPragmaSIMD _Pragma("GCC ivdep")
 """
 
+# As XLA's threads are: numbers below the normal ones are zeros.
+_FLUSHED = """
+int flushed(int (*function)(void *, const CeedInt, const CeedScalar *const *, CeedScalar *const *), CeedInt Q,
+            const CeedScalar *const *in, CeedScalar *const *out) {
+#ifdef __SSE2__
+  const unsigned mode = __builtin_ia32_stmxcsr();
+  __builtin_ia32_ldmxcsr(mode | 0x8040);
+#endif
+  const int result = function(0, Q, in, out);
+#ifdef __SSE2__
+  __builtin_ia32_ldmxcsr(mode);
+#endif
+  return result;
+}
+"""
+
 
 def source_of(function: Callable[..., Any], *shapes: Sequence[int], name: str = "f", precise: bool = False) -> str:
     """The C source of a function whose arguments have these shapes."""
@@ -35,7 +51,11 @@ def source_of(function: Callable[..., Any], *shapes: Sequence[int], name: str = 
 
 def standalone(*sources: str) -> str:
     """One translation unit without libCEED's headers."""
-    return _HEADER + "".join(s.replace("#pragma once\n", "").replace("#include <ceed/types.h>\n", "") for s in sources)
+    return (
+        _HEADER
+        + _FLUSHED
+        + "".join(s.replace("#pragma once\n", "").replace("#include <ceed/types.h>\n", "") for s in sources)
+    )
 
 
 @dataclass
@@ -45,14 +65,16 @@ class Compiled:
     function: Any
     avals: Sequence[Any]
     source: str
+    library: Any = None
 
-    def __call__(self, *args: Any) -> list[np.ndarray]:
-        call, outs = self.prepare(*args)
+    def __call__(self, *args: Any, flush: bool = False) -> list[np.ndarray]:
+        """The results; `flush`: with denormal numbers as zeros, as in XLA."""
+        call, outs = self.prepare(*args, flush=flush)
         call()
         num = len(np.asarray(args[0]))
         return [o.T.reshape(num, *a.shape) for o, a in zip(outs, self.avals, strict=True)]
 
-    def prepare(self, *args: Any) -> tuple[Callable[[], None], list[np.ndarray]]:
+    def prepare(self, *args: Any, flush: bool = False) -> tuple[Callable[[], None], list[np.ndarray]]:
         """The bare call, for timing, and where its results come."""
         num = len(np.asarray(args[0]))
         ins = [np.ascontiguousarray(np.asarray(a, np.float64).reshape(num, -1).T) for a in args]
@@ -60,7 +82,10 @@ class Compiled:
         pointers = [(ctypes.c_void_p * max(len(xs), 1))(*[x.ctypes.data for x in xs]) for xs in (ins, outs)]
 
         def call(keep: Any = (ins, outs)) -> None:
-            self.function(None, ctypes.c_int(num), *pointers)
+            if flush:
+                self.library.flushed(self.function, ctypes.c_int(num), *pointers)
+            else:
+                self.function(None, ctypes.c_int(num), *pointers)
 
         return call, outs
 
@@ -73,7 +98,15 @@ def compiled(function: Callable[..., Any], *shapes: Sequence[int], precise: bool
     """Translates and compiles a function."""
     source = source_of(function, *shapes, precise=precise)
     out = jax.eval_shape(function, *[jax.ShapeDtypeStruct(tuple(s), np.float64) for s in shapes])
-    return Compiled(load(standalone(source)).f, jax.tree.leaves(out), source)
+    library = load(standalone(source))
+    return Compiled(library.f, jax.tree.leaves(out), source, library)
+
+
+def eager(function: Callable[..., Any], *args: Any) -> list[np.ndarray]:
+    """What JAX computes for every point, one primitive after the other; nothing is fused and nothing simplified."""
+    with jax.disable_jit():
+        results = jax.tree.leaves(jax.vmap(function)(*args))
+    return [np.asarray(r, np.float64) for r in results]
 
 
 def check(
