@@ -54,8 +54,10 @@ CEED_QFUNCTION_HELPER void ceedtap_schur(double *h, double *z, int n) {
     largest = fabs(h[i]) > largest ? fabs(h[i]) : largest;
     z[i] = i % (2 * (n + 1)) == 0 ? 1.0 : 0.0;
   }
-  const double inverse = largest > 0 ? 1.0 / largest : 1.0; /* keeps the squares in range */
-  for (int i = 0; i < 2 * n * n; i++) h[i] *= inverse;
+  /* Keeps the squares in range; of the largest numbers the reciprocal is none that processors like. */
+  const double shrink = largest > 1e300 ? 0.0009765625 : 1.0;
+  const double inverse = largest > 0 ? 1.0 / (largest * shrink) : 1.0;
+  for (int i = 0; i < 2 * n * n; i++) h[i] = h[i] * shrink * inverse;
   for (int j = 0; j < n - 2; j++)
     for (int i = n - 1; i > j + 1; i--) {
       double *upper = h + 2 * (i - 1) * n, *lower = h + 2 * i * n;

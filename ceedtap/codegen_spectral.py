@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from ceedtap.codegen import Builder, Elements, Scalar, TranslationError, rule
 from ceedtap.codegen_linalg import (
     Matrix,
@@ -28,6 +30,22 @@ from ceedtap.codegen_linalg import (
 MAX_UNROLLED = 3
 UNROLLED_SWEEPS = 6
 MAX_SWEEPS = 15
+
+
+def _in_range(a: Matrix) -> tuple[Matrix, Value]:
+    """The matrix times a power of two that keeps the squares of its numbers in range, and the inverse power.
+
+    Most matrices need none, and are as they are then.
+    """
+    size = abs(a[0][0])
+    for row in a:
+        for x in row:
+            size = size.maximum(abs(x))
+    far = float(np.finfo(size.dtype).maxexp // 3)
+    one, large, small = size.like(1.0), size > 2.0**far, size.like(2.0**-far) > size
+    down, up = size.like(2.0 ** (-2 * far)), size.like(2.0 ** (2 * far))
+    scale, back = where(large, down, where(small, up, one)), where(large, up, where(small, down, one))
+    return [[x * scale for x in row] for row in a], back
 
 
 # -- orthogonal factors ------------------------------------------------------------------------------------------------
@@ -92,7 +110,7 @@ def _ormqr(
 
 def _reflections(a: Matrix) -> tuple[Matrix, list[Value]]:
     """Householder's reflections, their vectors below the diagonal, with the signs of LAPACK."""
-    a = [list(row) for row in a]
+    a, back = _in_range(a)
     m, n = len(a), len(a[0])
     taus = []
     for k in range(min(m, n)):
@@ -118,7 +136,7 @@ def _reflections(a: Matrix) -> tuple[Matrix, list[Value]]:
         for i, v in zip(range(k + 1, m), vector, strict=True):
             a[i][k] = v
         taus.append(tau)
-    return a, taus
+    return [[x * back if j >= i else x for j, x in enumerate(row)] for i, row in enumerate(a)], taus
 
 
 def _product(a: Matrix, taus: Sequence[Value], rows: int, columns: int) -> Matrix:
@@ -182,7 +200,9 @@ def _eigh(
 def _eigh_one(builder: Builder, a: Matrix, lower: bool) -> tuple[list[Value], Matrix]:
     """Jacobi's cyclic method. The state is a triangle of the matrix, and the vectors, one a row."""
     n = len(a)
-    triangle = [a[i][j] if lower else a[j][i] for i in range(n) for j in range(i + 1)]
+    a = a if lower else transposed(a)
+    rows, back = _in_range([[a[max(i, j)][min(i, j)] for j in range(n)] for i in range(n)])
+    triangle = [rows[i][j] for i in range(n) for j in range(i + 1)]
 
     def at(i: int, j: int) -> int:
         return max(i, j) * (max(i, j) + 1) // 2 + min(i, j)
@@ -213,11 +233,11 @@ def _eigh_one(builder: Builder, a: Matrix, lower: bool) -> tuple[list[Value], Ma
                     v[p][r], v[q][r] = x - sine * (y + tau * x), y + sine * (x - tau * y)
         return [s, *v], converged
 
-    state = [triangle, *identity(a[0][0], n)]
+    state = [triangle, *identity(rows[0][0], n)]
     if n > 1:
         state = _sweeps(builder, n, state, sweep)
     values, vectors = _sorted([state[0][at(i, i)] for i in range(n)], state[1:], descending=False)
-    return values, transposed(vectors)
+    return [x * back for x in values], transposed(vectors)
 
 
 def _sorted(keys: list[Value], rows: Matrix, *, descending: bool) -> tuple[list[Value], Matrix]:
@@ -262,12 +282,14 @@ def _svd_one(builder: Builder, a: Matrix, full: bool, vectors: bool) -> tuple[li
     even where singular values are zero, and can be completed to a basis.
     """
     m, n = len(a), len(a[0])
+    a, back = _in_range(a)
     size = abs(a[0][0])
     for row in a:
         for x in row:
             size = size.maximum(abs(x))
-    size = where(size.equals(0.0), size.like(1.0), size)  # keeps the squares in range
+    size = where(size.equals(0.0), size.like(1.0), size)  # keeps the squares of squares in range
     inverse = 1.0 / size
+    size = size * back
     columns = [[x * inverse for x in column] for column in transposed(a)]
 
     def sweep(state: Matrix) -> tuple[Matrix, Value]:

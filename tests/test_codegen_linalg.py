@@ -167,6 +167,27 @@ def test_singular_values_of_all_sizes(m, n):
     np.testing.assert_allclose(s / scale, np.linalg.svd(a / scale[:, :, None], compute_uv=False), atol=1e-14 * k)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e200, 1e300, 1e307, 4e307])
+def test_huge_and_tiny_matrices(size):
+    """No square is too large or vanishes: the factors are those of a matrix of usual size, scaled."""
+    a = matrices(3)
+    a = (a + a.transpose(0, 2, 1)) / np.abs(a).max((1, 2), keepdims=True) / 8
+
+    def function(a):
+        q, r = jnp.linalg.qr(a)
+        w, v = jnp.linalg.eigh(a)
+        values = jnp.sort(jnp.abs(jnp.linalg.eigvals(a)))
+        return q @ r, jnp.abs(r), jnp.linalg.svd(a, compute_uv=False), w, (v * w) @ v.T, values
+
+    w = np.linalg.eigvalsh(a)
+    r = np.abs(np.linalg.qr(a)[1])
+    want = a, r, np.linalg.svd(a, compute_uv=False), w, a, np.sort(np.abs(w))
+    for g, x in zip(compiled(function, (3, 3))(a * size, flush=True), want, strict=True):
+        np.testing.assert_allclose(g / size, x, atol=1e-14)
+    zeros = compiled(lambda a: (jnp.linalg.svd(a)[1], jnp.linalg.qr(a)[1]), (3, 3))(np.zeros((2, 3, 3)))
+    assert not any(z.any() for z in zeros)
+
+
 def test_singular_matrices():
     """As LAPACK through JAX: a zero pivot, and a matrix that is not positive definite."""
     a = matrices(3)
