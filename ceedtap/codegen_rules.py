@@ -90,7 +90,7 @@ def _larger(symbol: str) -> Callable[[np.dtype], str]:
     def template(dtype: np.dtype) -> str:
         if dtype.kind != "f":
             return f"({{0}} {symbol} {{1}} ? {{0}} : {{1}})"
-        return f"({{0}} != {{0}} || {{0}} {symbol} {{1}} ? {{0}} : {{1}})"
+        return f"(({{0}} != {{0}}) | ({{0}} {symbol} {{1}}) ? {{0}} : {{1}})"  # without jumps
 
     return template
 
@@ -271,8 +271,8 @@ def _extremum(builder: Builder, name: str, a: Scalar, b: Scalar) -> Scalar:
             a, b = b, a
         else:
             sign = call(builder, "copysign", b.dtype, number(1, b.dtype), b)
-            tie = f"{sign.text} {'<' if name == 'max' else '>'} 0"
-            text = text.replace(" ? ", f" || ({{0}} == {{1}} && {tie}) ? ")
+            tie = f"({{0}} == {{1}}) & ({sign.text} {'<' if name == 'max' else '>'} 0)"
+            text = text.replace(" ? ", f" | ({tie}) ? ")
             return builder.value(text.format(a.text, b.text), a.dtype, [a, b, sign])
     result = builder.value(text.format(a.text, b.text), a.dtype, [a, b])
     if all(_no_minus_zero(builder, x) for x in (a, b)):

@@ -32,15 +32,21 @@ UNROLLED_SWEEPS = 6
 MAX_SWEEPS = 15
 
 
+def _size(a: Matrix) -> Value:
+    """The largest absolute value; nan counts as nothing, and stays where it is."""
+    size = abs(a[0][0])
+    for row in a:
+        for x in map(abs, row):
+            size = where(x > size, x, size)
+    return size
+
+
 def _in_range(a: Matrix) -> tuple[Matrix, Value]:
     """The matrix times a power of two that keeps the squares of its numbers in range, and the inverse power.
 
     Most matrices need none, and are as they are then.
     """
-    size = abs(a[0][0])
-    for row in a:
-        for x in row:
-            size = size.maximum(abs(x))
+    size = _size(a)
     far = float(np.finfo(size.dtype).maxexp // 3)
     one, large, small = size.like(1.0), size > 2.0**far, size.like(2.0**-far) > size
     down, up = size.like(2.0 ** (-2 * far)), size.like(2.0 ** (2 * far))
@@ -283,10 +289,7 @@ def _svd_one(builder: Builder, a: Matrix, full: bool, vectors: bool) -> tuple[li
     """
     m, n = len(a), len(a[0])
     a, back = _in_range(a)
-    size = abs(a[0][0])
-    for row in a:
-        for x in row:
-            size = size.maximum(abs(x))
+    size = _size(a)
     size = where(size.equals(0.0), size.like(1.0), size)  # keeps the squares of squares in range
     inverse = 1.0 / size
     size = size * back

@@ -12,5 +12,9 @@ fuzz_codegen = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fuzz_codegen)
 
 
+def test_random_functions_of_exact_operations():
+    assert fuzz_codegen.run_exact(list(range(60))) == []
+
+
 def test_random_functions():
     assert fuzz_codegen.run(list(range(60))) == []

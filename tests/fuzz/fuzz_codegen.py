@@ -3,8 +3,12 @@
 Many functions go into one translation unit, so that thousands take minutes::
 
     python tests/fuzz/fuzz_codegen.py --functions 10000
+    python tests/fuzz/fuzz_codegen.py --exact --functions 10000
 
-`tests/test_codegen_fuzz.py` runs a fixed sample.
+`--exact`: of operations whose every bit JAX defines, with branches on exact comparisons, on special values: the same
+bits, branches and places of nan as JAX has that evaluates one operation after the other.
+
+`tests/test_codegen_fuzz.py` runs a fixed sample of both.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from jax import lax
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from codegen_helpers import load, source_of, standalone
+from codegen_helpers import eager, load, source_of, standalone
 
 POINTS = 9
 SHAPES = [(), (3,), (2, 2), (3, 3), (4,)]
@@ -186,18 +190,117 @@ def difference(got: list[np.ndarray], want: list[np.ndarray], rtol: float) -> st
     return ""
 
 
+# -- exact -------------------------------------------------------------------------------------------------------------
+
+TINY = np.finfo(np.float64).tiny
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-310, -1e-310, 1e308, -1e308, 1e-200, 1e200, np.inf, -np.inf, np.nan, 49.0, 0.1, 3.0]
+
+EXACT_UNARY: list[Callable[[Any], Any]] = [
+    jnp.negative, jnp.abs, jnp.sqrt, jnp.floor, jnp.ceil, lax.round, jnp.sign, jnp.square, jnp.isfinite, jnp.signbit,
+    lambda x: x**2, lambda x: x**3, lambda x: x**-1, lambda x: x**-2, lambda x: x**-3, lambda x: x**5, jax.nn.relu,
+    lambda x: x + 0.0, lambda x: x - 0.0, lambda x: 0.0 - x, lambda x: x * 0.0, lambda x: x * 1.0,
+    lambda x: lax.div(x, lax.abs(x) + 49.0),
+    lambda x: 1.0 / x, lambda x: x * 0.1, lambda x: x + 0.1, lambda x: jnp.clip(x, -0.5, 2.0),
+    lambda x: jnp.arctan2(x, -1) > 0,
+    lambda x: jnp.where(x == 0, 1.0 / x, x), lambda x: jnp.where(jnp.isnan(x), 7.0, x),
+    lambda x: x.astype(jnp.int32) * 0.5,
+    lambda x: jnp.maximum(x, 0.0), lambda x: jnp.minimum(0.0, x), lambda x: jnp.float64(jnp.float32(x)), jnp.trunc,
+]  # fmt: skip
+EXACT_BINARY: list[Callable[[Any, Any], Any]] = [
+    jnp.add, jnp.subtract, jnp.multiply, lax.div, jnp.maximum, jnp.minimum, jnp.copysign, lax.rem,
+    lambda x, y: x * x - y * y, lambda x, y: x * y - y * x, lambda x, y: lax.floor(lax.div(x, y)),
+    lambda x, y: jnp.where(lax.div(x, y) >= 1.0, x, 2 * y), lambda x, y: jnp.where(x * y == y * x, lax.div(x, y), x),
+    lambda x, y: jnp.where(x > y, x, y), lambda x, y: jnp.where(x == y, 1.0, x - y),
+    lambda x, y: lax.select(x <= y, x, y),
+    lambda x, y: lax.div(x + y, y) + lax.div(x - y, y), lambda x, y: jnp.where((x + y) - y == x, 1.0, -1.0),
+    lambda x, y: jnp.sqrt(x * x - y * y),
+    lambda x, y: lax.cond(jnp.all(x >= y), lambda a, b: a - b, lambda a, b: b * a, x, y),
+    lambda x, y: jax.jvp(lax.div, (x, y), (y, x))[1], lambda x, y: jax.jvp(lax.mul, (x, y), (y, x))[1],
+]  # fmt: skip
+EXACT_SHAPED: list[Callable[[Any], Any]] = [
+    lambda x: jnp.sum(x, axis=-1), lambda x: jnp.max(x, axis=0), lambda x: jnp.min(x, axis=-1),
+    lambda x: jnp.sort(x, axis=-1),
+    lambda x: x[..., ::-1], lambda x: x[1:], lambda x: lax.top_k(x, 2)[0], lambda x: jnp.argmax(x, axis=-1) * 1.0,
+    lambda x: lax.cummax(x, axis=0), lambda x: x.at[0].add(x[-1]), lambda x: jnp.concatenate([x, -x], axis=0),
+    lambda x: jnp.stack([x[0], x[1]]), lambda x: jax.grad(lambda a: jnp.sum(a[0] * a[1]))(x),
+]  # fmt: skip
+
+
+def exact_function(seed: int) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    """A random program of operations of which IEEE arithmetic defines every bit."""
+    rng = np.random.default_rng(seed)
+    shapes = [SHAPES[i] for i in rng.integers(0, len(SHAPES), rng.integers(1, 4))]
+    length = int(rng.integers(2, 8))
+
+    def program(*args: Any) -> Any:
+        draw = np.random.default_rng(seed + 1)
+        values = list(args)
+        for _ in range(length):
+            x, y = (values[int(draw.integers(len(values)))] for _ in "xy")
+            kind = draw.integers(5)
+            if kind < 2:
+                result = EXACT_UNARY[draw.integers(len(EXACT_UNARY))](x)
+            elif kind < 4:
+                # XLA makes x / broadcast(y) a product with a reciprocal; equal shapes it leaves alone.
+                y = y if x.shape == y.shape else x[::-1] if x.ndim else x
+                result = EXACT_BINARY[draw.integers(len(EXACT_BINARY))](x, y)
+            else:
+                result = EXACT_SHAPED[draw.integers(len(EXACT_SHAPED))](x) if x.ndim and min(x.shape) > 1 else x
+            if result.size <= 40:
+                values.append(jnp.asarray(result, jnp.float64))
+        return values[-1], values[-2]
+
+    return program, shapes
+
+
+def run_exact(seeds: list[int]) -> list[str]:
+    """Compares all with JAX that evaluates one primitive after the other; what differs, one line each."""
+    programs = [exact_function(seed) for seed in seeds]
+    sources = [source_of(f, *shapes, name=f"f{seed}") for seed, (f, shapes) in zip(seeds, programs, strict=True)]
+    library = load('#pragma GCC optimize("O1")\n' + standalone(*sources))
+    failed = []
+    for seed, (function, shapes) in zip(seeds, programs, strict=True):
+        rng = np.random.default_rng(seed)
+        args = [special_numbers(rng, (POINTS, *shape)) for shape in shapes]
+        want = eager(function, *args)
+        got = [np.full((int(np.prod(w.shape[1:])), POINTS), 12345.0) for w in want]
+        ins = [np.ascontiguousarray(a.reshape(POINTS, -1).T) for a in args]
+        pointers = [(ctypes.c_void_p * len(xs))(*[x.ctypes.data for x in xs]) for xs in (ins, got)]
+        library.flushed(getattr(library, f"f{seed}"), POINTS, *pointers)
+        for g, w in zip([g.T.reshape(w.shape) for g, w in zip(got, want, strict=True)], want, strict=True):
+            same = (np.isnan(g) & np.isnan(w)) | (flushed_bits(g) == flushed_bits(w))
+            if not same.all():
+                point = int(np.argwhere(~same)[0][0])
+                inputs = [a[point].tolist() for a in args]
+                failed.append(f"seed {seed}: {g[point].tolist()} instead of {w[point].tolist()} for {inputs}")
+                break
+    return failed
+
+
+def flushed_bits(x: np.ndarray) -> np.ndarray:
+    """What only moves a number keeps it, in C and in XLA now and then."""
+    return np.where(np.abs(x) < TINY, np.copysign(0.0, x), x).view(np.int64)
+
+
+def special_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Special values, numbers of every last digit, and among all of them equal ones."""
+    x = np.where(rng.random(shape) < 0.4, rng.choice(SPECIAL, shape), rng.standard_normal(shape))
+    return np.where(rng.random(shape) < 0.3, x.reshape(-1)[rng.integers(x.size)], x)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--functions", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--exact", action="store_true", help="operations whose every bit is defined")
     options = parser.parse_args()
     # Compiling is most of the time, and the programs are small.
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
     failed: list[str] = []
     end = options.start + options.functions
     for start in range(options.start, end, options.batch):
-        found = run(list(range(start, min(start + options.batch, end))))
+        found = (run_exact if options.exact else run)(list(range(start, min(start + options.batch, end))))
         failed += found
         print(*found, f"{start + options.batch - options.start} functions, {len(failed)} differ", sep="\n", flush=True)
         jax.clear_caches()
