@@ -76,7 +76,9 @@ class Consumer:
         """Called where a barrier has found that everything is delivered, of the displays of the outfeed."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        check_result(self.func(*args, **kwargs), self.func, "a consumer")
+        result = self.func(*args, **kwargs)
+        if result is not None:
+            check_result(result, self.func, "a consumer")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

@@ -27,6 +27,7 @@ import numpy as np
 
 from ceedtap import notebook, protocol
 from ceedtap.consumer import Consumer, failures_of
+from ceedtap.host_functions import check_result
 from ceedtap.native import ffi, lib
 
 logger = logging.getLogger("ceedtap")
@@ -85,7 +86,9 @@ class Binding:
             kwargs = {**kwargs, "transforms": transforms}
         if self.with_device:
             kwargs = {**kwargs, "device": local_devices().get(device)}
-        self.consumer(*args, **kwargs)
+        result = self.consumer.func(*args, **kwargs)  # once more on the stack would cost more than all the rest here
+        if result is not None:
+            check_result(result, self.consumer.func, "a consumer")
 
 
 @functools.cache
