@@ -78,6 +78,7 @@ from ceedtap.consumer import Consumer as Consumer
 from ceedtap.consumer import Tap as Tap
 from ceedtap.driving import Drive as Drive
 from ceedtap.driving import drive as drive
+from ceedtap.facet_cells import FacetCells as FacetCells
 from ceedtap.fields import quadrature as quadrature
 from ceedtap.following import follow as follow
 from ceedtap.mesh import MeshError as MeshError
