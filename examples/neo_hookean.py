@@ -20,16 +20,18 @@ X = V.geometry
 material = {"mu": 1 / 2.6, "lam": 0.3 / (1.3 * 0.4)}  # Young's modulus 1, Poisson's ratio 0.3
 
 
-def psi(F: jax.Array, m: dict[str, jax.Array]) -> jax.Array:
-    """Energy per volume of the undeformed body."""
-    lnJ = jnp.log(jnp.linalg.det(F))
-    return m["mu"] / 2 * (jnp.sum(F * F) - 3) - m["mu"] * lnJ + m["lam"] / 2 * lnJ**2
+def psi(H: jax.Array, m: dict[str, jax.Array]) -> jax.Array:
+    """Energy per volume of the undeformed body, for the gradient of the displacement, H = F - I."""
+    trace = jnp.trace(H)
+    # log det F; as log1p it has all its digits at the smallest strains
+    lnJ = jnp.log1p(trace + (trace**2 - jnp.sum(H * H.T)) / 2 + jnp.linalg.det(H))
+    return m["mu"] * (trace + jnp.sum(H * H) / 2 - lnJ) + m["lam"] / 2 * lnJ**2
 
 
 @ct.operator(inputs={"u": V.grad, "x": X.grad, "w": X.weight}, outputs={"v": V.grad}, params=material)
 def force(u: jax.Array, x: jax.Array, w: jax.Array, params: dict[str, jax.Array]) -> jax.Array:
     K = jnp.linalg.inv(x)
-    P = jax.grad(psi)(jnp.eye(3) + (K @ u).T, params)
+    P = jax.grad(psi)((K @ u).T, params)
     return w * jnp.linalg.det(x) * K.T @ P.T
 
 
