@@ -23,20 +23,8 @@ from typing import Any, TextIO
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
-#: Backends of libCEED that are tried.
-BACKENDS = (
-    "/cpu/self/ref/serial",
-    "/cpu/self/ref/blocked",
-    "/cpu/self/opt/serial",
-    "/cpu/self/opt/blocked",
-    "/cpu/self/avx/serial",
-    "/cpu/self/avx/blocked",
-    "/cpu/self/xsmm/serial",
-    "/cpu/self/xsmm/blocked",
-    "/gpu/cuda/gen",
-    "/gpu/hip/gen",
-    "/gpu/sycl/gen",
-)
+#: Backends of GPUs that are tried.
+GPU_BACKENDS = ("/gpu/cuda/gen", "/gpu/hip/gen", "/gpu/sycl/gen")
 #: All that a worker process may take, in seconds.
 TIMEOUT_SEC = 180.0
 
@@ -129,15 +117,22 @@ def _check_libceed() -> Iterator[Finding]:
         yield Finding("libCEED", PROBLEM, _text(error), fix)
         return
     yield Finding("libCEED", OK, f"{library.version}, {library.scalar_dtype}, {library.path} (from {library.origin})")
-    works = []
-    for resource in BACKENDS:
+    from ceedtap.ceed_backends import backends
+
+    known = backends(library)
+    works = known.working
+    for resource in GPU_BACKENDS:
         with contextlib.suppress(Exception):
             _open_ceed(resource)
             works.append(resource)
     if works:
-        yield Finding("libCEED backends", OK, ", ".join(works))
+        yield Finding("libCEED backends", OK, f"{', '.join(works)} ({known.how})")
     else:
-        yield Finding("libCEED backends", PROBLEM, "none of the known backends initialises", fix)
+        yield Finding("libCEED backends", PROBLEM, f"none works on this processor ({known.how})", fix)
+    for resource, fault in known.faults.items():
+        if fault:
+            fix = f'use "{works[0]}", which "/cpu/self" stands for here' if works else ""
+            yield Finding("libCEED backend", NOTE, f"{resource} {fault}", fix)
 
 
 def _open_ceed(resource: str) -> Any:
@@ -153,16 +148,45 @@ def _libceed_fix() -> str:
     return "ceedtap install-libceed"
 
 
+def _check_processor() -> Iterator[Finding]:
+    """The instruction sets that libraries and compiled code make a difference between."""
+    from ceedtap import cpu
+
+    flags = cpu.flags()
+    sets = {"avx2": "AVX2", "fma": "FMA", "avx512f": "AVX-512F", "avx512vl": "AVX-512VL", "asimd": "NEON", "sve": "SVE"}
+    names = [name for flag, name in sets.items() if flag in flags]
+    lacks = [name for flag, name in sets.items() if flag not in flags] if "sse2" in flags else []
+    lacks = [name for name in lacks if name not in ("NEON", "SVE")]
+    detail = ", ".join([platform.machine(), *names]) + (f"; without {', '.join(lacks)}" if lacks else "")
+    yield Finding("processor", OK, detail if flags else f"{platform.machine()}; the system does not tell its features")
+
+
 def _check_compiler() -> Iterator[Finding]:
+    """Compiles, loads and runs a function, in each directory that compiled code may be kept in."""
     from ceedtap import toolchain
 
     fix = "install gcc or clang (apt install gcc), or: pip install ziglang"
+    slower = "point functions run in plain JAX, which is slower; there are no QFunctions from C source"
+    if os.environ.get("CC", "").strip():
+        fix = f"unset CC   (it is {os.environ['CC']!r}), or: {fix}"
     try:
         compiler = toolchain.find_compiler()
+        places = toolchain.try_places(compiler)
     except Exception as error:
-        yield Finding("C compiler", NOTE, f"{_text(error)} (needed for QFunctions from C source only)", fix)
+        yield Finding("C compiler", NOTE, f"{_text(error)} ({slower})", fix)
         return
-    yield Finding("C compiler", OK, _compiler_version(compiler.command))
+    faults = {kind: fault for kind, (_, fault) in places.items() if fault}
+    if len(faults) < len(places):
+        yield Finding("C compiler", OK, f"{_compiler_version(compiler.command)}; a compiled function runs")
+    else:
+        yield Finding("C compiler", NOTE, f"{'; '.join(dict.fromkeys(faults.values()))} ({slower})", fix)
+    cache, fault = places["cache"]
+    if not fault:
+        yield Finding("cache", OK, str(cache))
+    elif len(faults) < len(places):
+        fix = "export XDG_CACHE_HOME=DIRECTORY, one that can be written to and that programs may be loaded from"
+        detail = f"{cache or 'none'} cannot be used: {fault} (every process compiles anew)"
+        yield Finding("cache", NOTE, detail, fix)
 
 
 def _compiler_version(command: Sequence[str]) -> str:
@@ -226,6 +250,7 @@ CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "ceedtap": _check_ceedtap,
     "JAX": _check_jax,
     "native part": _check_native,
+    "processor": _check_processor,
     "libCEED": _check_libceed,
     "C compiler": _check_compiler,
     "trial run": _check_run,
@@ -283,7 +308,7 @@ def findings(names: Sequence[str] = tuple(CHECKS)) -> Iterator[Finding]:
     todo = list(names)
     while todo:
         current = todo[0]
-        with tempfile.TemporaryFile("w+", errors="replace") as output:
+        with _output() as output:
             for kind, *rest in _messages(todo, output):
                 if kind == "start":
                     current = rest[0]
@@ -298,6 +323,14 @@ def findings(names: Sequence[str] = tuple(CHECKS)) -> Iterator[Finding]:
                     yield Finding(current, PROBLEM, detail, fix)
                     with contextlib.suppress(ValueError):
                         todo.remove(current)
+
+
+def _output() -> TextIO:
+    """Where a worker's output goes; without a temporary directory it is lost."""
+    try:
+        return tempfile.TemporaryFile("w+", errors="replace")
+    except OSError:
+        return open(os.devnull, "w+", errors="replace")
 
 
 def _messages(names: Sequence[str], output: TextIO) -> Iterator[tuple[Any, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -17,13 +18,15 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ceedtap import cpu
 from ceedtap.cache import cache_dir, digest, write
@@ -38,6 +41,7 @@ __all__ = [
     "compile_qfunction",
     "compile_shared",
     "find_compiler",
+    "try_places",
 ]
 
 # Strict floating point: no -ffast-math, results must not depend on where the compiler finds it convenient. Nor is
@@ -65,7 +69,7 @@ class CompileError(RuntimeError):
 
 
 class CompilerNotFound(CompileError):
-    """There is no C compiler."""
+    """There is no C compiler, or none that works here, or nowhere to keep and load what it makes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,11 @@ def find_compiler() -> Compiler:
 
 @functools.lru_cache(maxsize=16)
 def _find_compiler(cc: str, path: str) -> Compiler:
-    if words := shlex.split(cc):
+    try:
+        words = shlex.split(cc)
+    except ValueError as error:
+        raise CompilerNotFound(f"CC={cc}: {error}; unset CC or set it to a C compiler") from None
+    if words:
         found = shutil.which(words[0], path=path)
         if not found:
             raise CompilerNotFound(f"CC={cc}: there is no program {words[0]!r}; unset CC or set it to a C compiler")
@@ -116,21 +124,128 @@ def _compiler(command: tuple[str, ...], program: str) -> Compiler:
     return Compiler(command, f"{' '.join(command)} {program} {stat.st_size} {stat.st_mtime_ns}")
 
 
+# -- where objects are kept --------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+# Directories that compiled code cannot be made in or loaded from, and why; found out when something fails there.
+_unusable: dict[tuple[Path, Compiler], str] = {}
+
+
 @functools.cache
-def _fallback_dir() -> Path:
+def _temporary_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="ceedtap-"))
 
 
-def _objects_dir() -> Path:
-    """Where results are kept: the user's cache, or where it cannot be written to, a directory of this process."""
-    directory = cache_dir() / "objects"
+def _places() -> Iterator[tuple[str, Callable[[], Path]]]:
+    """Where results are kept: the user's cache, or where that cannot be, a directory of this process."""
+    yield "cache", lambda: cache_dir() / "objects"
+    yield "temporary directory", _temporary_dir
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
+
+
+def _somewhere(compiler: Compiler, make: Callable[[Path], T]) -> T:
+    """What `make` makes in a directory where compiled code can be kept and loaded from.
+
+    Raises:
+        CompilerNotFound: there is no such directory, or the compiler does not work anywhere.
+        CompileError: as `make` raises it; the compiler and the directory are good.
+    """
+    reasons: dict[str, str] = {}
+    for kind, find in _places():
+        place = None
+        try:
+            place = find()
+            if (place, compiler) not in _unusable:
+                place.mkdir(parents=True, exist_ok=True, mode=0o700)
+                made = make(place)
+                if reasons:
+                    _warn(
+                        f"compiled functions are kept in {place}, for this process only: {_listed(reasons)}. Set "
+                        "XDG_CACHE_HOME to a directory that can be written to and that programs may be loaded from"
+                    )
+                return made
+        except (CompileError, OSError) as error:
+            # No room is no fault of the source, although something as small as the trial may find some.
+            fault = _one_line(error) if isinstance(error, OSError) or _no_room(error) else _fault(place, compiler)
+            if not fault:
+                raise
+            if place is None:
+                reasons[kind] = f"there is no {kind}: {fault}"
+                continue
+            _unusable[place, compiler] = fault
+        reasons[kind] = f"{place} cannot be used: {_unusable[place, compiler]}"
+    raise CompilerNotFound(
+        f"nothing can be compiled and loaded with {' '.join(compiler.command)}: {_listed(reasons)}. Set CC to a C "
+        "compiler that works, or XDG_CACHE_HOME or TMPDIR to a directory for files that programs are loaded from"
+    )
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    return "; ".join(reasons.values())
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _no_room(error: Exception) -> bool:
+    return any(text in str(error) for text in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)))
+
+
+def _fault(place: Path | None, compiler: Compiler) -> str:
+    """Why nothing can be compiled in a directory and loaded from it; empty when a trial goes well."""
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(directory, os.W_OK | os.X_OK):
-            return directory
-    except OSError:
-        pass
-    return _fallback_dir()
+        assert place is not None
+        with _building(place) as build:
+            result = _build("int ceedtap_trial(void) { return 42; }\n", compiler, list(FLAGS), build, None)
+            if ctypes.CDLL(result).ceedtap_trial() != 42:
+                return "a compiled function gives wrong results"
+    except (CompileError, OSError) as error:
+        return _one_line(error)
+    return ""
+
+
+def try_places(compiler: Compiler) -> dict[str, tuple[Path | None, str]]:
+    """Compiles, loads and runs a small function wherever compiled code may be kept.
+
+    Returns:
+        the directory and why it cannot be used (empty when it can), by its kind: the one that is preferred is first.
+    """
+    found: dict[str, tuple[Path | None, str]] = {}
+    for kind, find in _places():
+        place = None
+        try:
+            place = find()
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found[kind] = place, _fault(place, compiler)
+        except OSError as error:
+            found[kind] = place, _one_line(error)
+    return found
+
+
+_loaded: dict[str, Any] = {}
+_loaded_guard = Guard()
+
+
+def _load(path: Path) -> Any:
+    """The library in a file.
+
+    Raises:
+        CompileError: it does not load, for example because a function is nowhere defined.
+    """
+    # Never unloaded: operators, and programs compiled with them, may call the code at any later time.
+    with _loaded_guard:
+        if str(path) not in _loaded:
+            try:
+                _loaded[str(path)] = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise CompileError(str(error)) from None
+        return _loaded[str(path)]
 
 
 def _file_digest(path: str) -> str:
@@ -155,7 +270,8 @@ def compile_shared(
         the file; it stays where it is.
 
     Raises:
-        CompileError: with the compiler's messages.
+        CompileError: with the compiler's messages, or those of the loader.
+        CompilerNotFound: there is no compiler, or none that works here.
 
     >>> import ctypes
     >>> from ceedtap.toolchain import compile_shared
@@ -164,48 +280,99 @@ def compile_shared(
     """
     compiler = compiler or find_compiler()
     options = [*FLAGS, *flags, *(f"-I{directory}" for directory in include_dirs)]
+    return _somewhere(compiler, functools.partial(_compile, source, compiler, options))
+
+
+def _compile(source: str, compiler: Compiler, options: list[str], directory: Path) -> Path:
+    """Compiles in a directory, or finds there, an object that loads."""
     key = digest(source, compiler.identity, json.dumps(options), cpu.identity())[:32]
-    directory = _objects_dir()
     manifest = directory / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, CompileError):
         known = json.loads(manifest.read_bytes())
         path = directory / known["object"]
         if _file_digest(str(path)) == known["digest"] and all(
             _file_digest(header) == known_digest for header, known_digest in known["headers"].items()
         ):
+            _load(path)
             return path
-    with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as build:
-        unit, result, dependencies = (os.path.join(build, name) for name in ("unit.c", "unit.so", "unit.d"))
-        Path(unit).write_text(source, encoding="utf-8")
-        tail = ["-MMD", "-MF", dependencies, "-MT", "unit", "-o", result, unit, "-lm"]
-        _run(
-            [*compiler.command, *options, *tail], [*compiler.command, *(o for o in options if "-march" not in o), *tail]
-        )
+    with _building(directory) as build:
+        result = _build(source, compiler, options, build, lambda: _fault(directory, compiler))
+        unit, dependencies = os.path.join(build, "unit.c"), os.path.join(build, "unit.d")
         headers = {name: _file_digest(name) for name in _headers(Path(dependencies)) if name != unit}
         content = _file_digest(result)
         # Named by content: a program that has an older one loaded keeps it.
         path = directory / f"{key}-{content[:16]}.so"
         os.replace(result, path)
-    write(manifest, json.dumps({"object": path.name, "digest": content, "headers": headers}).encode())
+    _load(path)
+    with contextlib.suppress(OSError):  # compiled again the next time
+        write(manifest, json.dumps({"object": path.name, "digest": content, "headers": headers}).encode())
     return path
 
 
-def _run(command: list[str], without_march: list[str]) -> None:
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+def _building(directory: Path) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=directory, prefix="build-", ignore_cleanup_errors=True)
+
+
+def _build(source: str, compiler: Compiler, options: list[str], build: str, fault: Callable[[], str] | None) -> str:
+    """Compiles in a directory of its own; what is made is ``unit.so`` there.
+
+    Args:
+        fault: asked when the compiler takes long: why it does not work at all. None: then it has failed.
+    """
+    unit, result, dependencies = (os.path.join(build, name) for name in ("unit.c", "unit.so", "unit.d"))
+    Path(unit).write_text(source, encoding="utf-8")
+    tail = ["-MMD", "-MF", dependencies, "-MT", "unit", "-o", result, unit, "-lm"]
+    command = [*compiler.command, *options, *tail]
+    without_march = [*compiler.command, *(o for o in options if "-march" not in o), *tail]
+    # The compiler's own temporary files may find no other place.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "TMPDIR": build}
     for attempt in (command, without_march):
-        try:
-            result = subprocess.run(
-                attempt, capture_output=True, text=True, errors="replace", env=environment, stdin=subprocess.DEVNULL
-            )
-        except OSError as error:
-            raise CompileError(f"cannot run {attempt[0]}: {error}", attempt) from None
-        if result.returncode == 0:
-            return
+        status, output = _run(attempt, environment, fault)
+        if status == 0 and os.path.isfile(result):
+            return result
         # Some compilers do not know the processor that they run on.
-        if "march" not in result.stderr:
+        if "march" not in output:
             break
-    output = (result.stderr or result.stdout).strip() or f"{attempt[0]} ended with status {result.returncode}"
-    raise CompileError(output, attempt)
+    raise CompileError(output or f"{attempt[0]} ended with status {status} and made nothing", attempt)
+
+
+# Seconds after which a compiler is suspected to hang, and those that a source may take.
+SUSPICIOUS_SEC, LIMIT_SEC = 20.0, 600.0
+
+
+def _run(command: list[str], environment: dict[str, str], fault: Callable[[], str] | None) -> tuple[int, str]:
+    """The status of a compiler and what it said; killed, with all that it has started, when it hangs."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise CompileError(f"cannot run {command[0]}: {error}", command) from None
+    try:
+        limit = SUSPICIOUS_SEC
+        try:
+            said = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            if fault is None or fault():
+                raise
+            limit = LIMIT_SEC
+            said = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        raise CompileError(f"{command[0]} had not ended after {limit:g} s", command) from None
+    except BaseException:
+        _kill(process)
+        raise
+    return process.returncode, (said[1] or said[0]).strip() or (
+        f"{command[0]} ended with status {process.returncode}" if process.returncode else ""
+    )
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def _headers(dependencies: Path) -> list[str]:
@@ -236,14 +403,14 @@ typedef @SCALAR@ CeedScalar;
 """
 
 
-def _include_dir(library: Library) -> str:
+def _include_dir(library: Library, place: Path) -> str:
     if library.include_dir:
         return library.include_dir
     single = library.scalar_dtype.itemsize == 4
     types = _TYPES_H.replace("@SCALAR@", "float" if single else "double").replace(
         "@EPSILON@", "6e-8" if single else "1e-16"
     )
-    directory = _objects_dir() / f"include-{digest(types)[:16]}"
+    directory = place / f"include-{digest(types)[:16]}"
     for name, text in {
         "ceed/types.h": types,
         "ceed/ceed.h": "#include <ceed/types.h>\n",
@@ -271,18 +438,6 @@ class CompiledQFunction:
     handle: Any
 
 
-_loaded: dict[str, Any] = {}
-_loaded_guard = Guard()
-
-
-def _load(path: Path) -> Any:
-    # Never unloaded: operators, and programs compiled with them, may call the code at any later time.
-    with _loaded_guard:
-        if str(path) not in _loaded:
-            _loaded[str(path)] = ctypes.CDLL(str(path))
-        return _loaded[str(path)]
-
-
 def compile_qfunction(library: Library, source: str | os.PathLike[str], name: str) -> CompiledQFunction:
     """Compiles a QFunction in C for the CPU, and keeps its source for the backends that compile it themselves.
 
@@ -298,19 +453,15 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ValueError(f"name: {name!r} is not the name of a C function")
-    include_dirs = [_include_dir(library)]
+    kept = ""
     if isinstance(source, str):
         if "\0" in source:
             raise ValueError("source: a zero character in C text")
         text, label = source, f"<QFunction {name}>"
         kept = "#pragma once\n#include <ceed/types.h>\n" + source
-        path = _objects_dir() / f"{digest(kept)[:32]}.h"
-        if not path.is_file():
-            write(path, kept.encode())
     else:
         path = Path(source).resolve()
         text, label = path.read_text(encoding="utf-8"), str(path)
-        include_dirs.insert(0, str(path.parent))
     unit = (
         "#include <ceed/types.h>\n"
         "#undef CEED_QFUNCTION\n"
@@ -319,14 +470,31 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
         f"int {name}(void *, const CeedInt, const CeedScalar *const *, CeedScalar *const *);\n"
         f"#line 1 {json.dumps(label)}\n{text}\n"
     )
-    shared = compile_shared(unit, include_dirs=include_dirs)
+    compiler = find_compiler()
+
+    def make(directory: Path) -> tuple[Path, Path]:
+        if kept:
+            file = directory / f"{digest(kept)[:32]}.h"
+            if not file.is_file():
+                write(file, kept.encode())
+        else:
+            file = path
+        beside = [] if kept else [str(path.parent)]
+        include = [f"-I{name}" for name in (*beside, _include_dir(library, directory))]
+        return file, _compile(unit, compiler, [*FLAGS, *include], directory)
+
     try:
-        handle = _load(shared)
+        file, shared = _somewhere(compiler, make)
+    except CompilerNotFound:
+        raise
+    except CompileError as error:
+        undefined = "" if error.command else f"{label}: "  # the loader's message does not name the source
+        raise CompileError(undefined + error.message, error.command) from None
+    handle = _load(shared)
+    try:
         function = getattr(handle, name)
-    except OSError as error:
-        raise CompileError(f"{label}: {error}") from None
     except AttributeError:
         raise CompileError(f"{label}: there is no CEED_QFUNCTION({name}) in the source") from None
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    return CompiledQFunction(name, address, f"{path}:{name}", handle)
+    return CompiledQFunction(name, address, f"{file}:{name}", handle)

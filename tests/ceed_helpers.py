@@ -11,6 +11,7 @@ import numpy as np
 from ceedtap import ceed as ct
 from ceedtap.ceed_backends import backends
 from ceedtap.ceed_ffi import load
+from ceedtap.toolchain import find_compiler
 
 FOUND = backends(load())
 #: The backends that every libCEED has and that work on this machine.
@@ -94,3 +95,36 @@ class Mass1D:
         self.matrix = np.zeros((self.lsize, self.lsize))
         for offsets, data in zip(self.offsets, self.data, strict=True):
             self.matrix[np.ix_(offsets, offsets)] += values.T @ np.diag(data) @ values
+
+
+# In front of libCEED: the application of a basis dies where the backend's name has a given text in it.
+DIES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+typedef int (*Apply)(void *, int, int, int, void *, void *);
+int CeedBasisGetCeed(void *, void **);
+int CeedGetParent(void *, void **);
+int CeedGetResource(void *, const char **);
+int CeedBasisApply(void *basis, int num_elem, int t_mode, int eval_mode, void *u, void *v) {
+  void *ceed;
+  const char *resource;
+  CeedBasisGetCeed(basis, &ceed);
+  CeedGetParent(ceed, &ceed);  // of a backend that has others do a part of its work
+  CeedGetResource(ceed, &resource);
+  if (strstr(resource, WHERE) && num_elem == 1) { HOW; }
+  return ((Apply)dlsym(RTLD_NEXT, "CeedBasisApply"))(basis, num_elem, t_mode, eval_mode, u, v);
+}
+"""
+
+
+def library_that_dies(directory, where="/avx", how="__builtin_trap()"):
+    """The path of a libCEED in which a backend dies."""
+    path = directory / f"libceed-{abs(hash((where, how)))}.so"
+    command = [*find_compiler().command, "-shared", "-fPIC", "-xc", "-", "-xnone", load().path]
+    command += [f'-DWHERE="{where}"', f"-DHOW={how}", f"-Wl,-rpath,{os.path.dirname(load().path)}", "-o", str(path)]
+    subprocess.run([*command, "-ldl"], input=DIES, text=True, check=True)
+    return str(path)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ceed_helpers import BACKENDS, FASTEST, FOUND, TESTS, Mass1D, array_of, check_python, vector_of
+from ceed_helpers import BACKENDS, FASTEST, FOUND, TESTS, Mass1D, array_of, check_python, library_that_dies, vector_of
 
 from ceedtap import ceed as ct
-from ceedtap import ceed_backends, ceed_trial, cpu, toolchain
+from ceedtap import ceed_backends, ceed_trial, cpu
 from ceedtap.ceed_backends import Backends, backends, choose
 from ceedtap.ceed_ffi import CeedError, CeedUnsupportedError, Library, load
 
@@ -26,29 +26,6 @@ OPT = ["/cpu/self/opt/blocked", "/cpu/self/opt/serial"]
 
 # Fused multiply-adds of AVX-512VL in machine code, as the official wheel has them.
 AVX512VL = re.compile(rb"\x62[\x00-\xff]{2}[\x08\x18\x28\x38]\xb8")
-
-# In front of libCEED: the application of a basis dies where the backend's name has a given text in it.
-DIES = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-typedef int (*Apply)(void *, int, int, int, void *, void *);
-int CeedBasisGetCeed(void *, void **);
-int CeedGetParent(void *, void **);
-int CeedGetResource(void *, const char **);
-int CeedBasisApply(void *basis, int num_elem, int t_mode, int eval_mode, void *u, void *v) {
-  void *ceed;
-  const char *resource;
-  CeedBasisGetCeed(basis, &ceed);
-  CeedGetParent(ceed, &ceed);  // of a backend that has others do a part of its work
-  CeedGetResource(ceed, &resource);
-  if (strstr(resource, WHERE) && num_elem == 1) { HOW; }
-  return ((Apply)dlsym(RTLD_NEXT, "CeedBasisApply"))(basis, num_elem, t_mode, eval_mode, u, v);
-}
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +48,6 @@ def trials(monkeypatch):
 
     monkeypatch.setattr(ceed_backends.subprocess, "run", noted)
     return started
-
-
-def library_that_dies(directory, where="/avx", how="__builtin_trap()"):
-    """The path of a libCEED in which a backend dies."""
-    path = directory / f"libceed-{abs(hash((where, how)))}.so"
-    command = [*toolchain.find_compiler().command, "-shared", "-fPIC", "-xc", "-", "-xnone", load().path]
-    command += [f'-DWHERE="{where}"', f"-DHOW={how}", f"-Wl,-rpath,{os.path.dirname(load().path)}", "-o", str(path)]
-    subprocess.run([*command, "-ldl"], input=DIES, text=True, check=True)
-    return str(path)
 
 
 def other_processor(monkeypatch, directory, without=("avx512vl",), text=None):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ceed_helpers import library_that_dies
 
 import ceedtap
 from ceedtap import doctor, toolchain
@@ -27,7 +28,10 @@ def test_healthy_installation():
         "native part",
         "JAX interface",
         "libCEED",
+        "processor",
         "libCEED backends",
+        "C compiler",
+        "cache",
         "trial run",
     ):
         assert found[name].status == doctor.OK, found[name]
@@ -107,6 +111,58 @@ def test_compiler_is_optional(monkeypatch):
     assert finding.status == doctor.NOTE
     assert "no-such-compiler" in finding.detail
     assert finding.fix
+
+
+@pytest.mark.parametrize("cc", ["false", "true", "gcc '"])
+def test_compiler_that_does_not_work(cc, monkeypatch):
+    """A function is compiled, loaded and run to find out; the work can be done without."""
+    monkeypatch.setenv("CC", cc)
+    found = by_name(["C compiler", "trial run"])
+    assert found["C compiler"].status == doctor.NOTE
+    assert "plain JAX" in found["C compiler"].detail
+    assert found["C compiler"].fix.startswith("unset CC")
+    assert found["trial run"].status == doctor.OK
+
+
+def test_cache_that_cannot_be_used(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = by_name(["C compiler"])
+    assert found["C compiler"].status == doctor.OK
+    assert found["cache"].status == doctor.NOTE
+    assert str(tmp_path / "file") in found["cache"].detail
+    assert "XDG_CACHE_HOME" in found["cache"].fix
+
+
+def test_no_temporary_directory(monkeypatch):
+    def nowhere(*args, **options):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", nowhere)
+    assert by_name(["Python"])["Python"].status == doctor.OK
+
+
+def test_backends_that_do_not_work(monkeypatch, tmp_path):
+    """Which, why, and what to use instead; the work can be done with the others."""
+    monkeypatch.setenv("CEEDTAP_LIBCEED", library_that_dies(tmp_path))
+    found = list(doctor.findings(["libCEED", "trial run"]))
+    (backends,) = (finding for finding in found if finding.name == "libCEED backends")
+    assert backends.status == doctor.OK
+    assert "avx" not in backends.detail
+    dead = [finding for finding in found if finding.name == "libCEED backend"]
+    assert {finding.detail.split()[0] for finding in dead} == {"/cpu/self/avx/blocked", "/cpu/self/avx/serial"}
+    for finding in dead:
+        assert finding.status == doctor.NOTE
+        assert "SIGILL" in finding.detail
+        assert finding.fix.startswith('use "/cpu/self/opt/blocked"')
+    assert found[-1].status == doctor.OK
+
+
+def test_no_backend_works(monkeypatch, tmp_path):
+    monkeypatch.setenv("CEEDTAP_LIBCEED", library_that_dies(tmp_path, "/cpu"))
+    found = by_name(["libCEED"])
+    assert found["libCEED backends"].status == doctor.PROBLEM
+    assert "CEEDTAP_LIBCEED" in found["libCEED backends"].fix
 
 
 def test_package_without_its_native_part(tmp_path):

@@ -4,16 +4,17 @@ import ctypes
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from ceed_helpers import array_of, check_python, vector_of
+from ceed_helpers import TESTS, array_of, check_python, vector_of
 
 from ceedtap import ceed as ct
-from ceedtap import toolchain
+from ceedtap import cpu, toolchain
 from ceedtap.toolchain import CompileError, CompilerNotFound, compile_shared, find_compiler
 
 ANSWER = "int answer(void) { return %d; }\n"
@@ -124,7 +125,7 @@ class TestCache:
         def refuse(*args, **kwargs):
             raise AssertionError("the compiler was started")
 
-        monkeypatch.setattr(toolchain.subprocess, "run", refuse)
+        monkeypatch.setattr(toolchain.subprocess, "Popen", refuse)
         start = time.perf_counter()
         assert compile_shared(ANSWER % 1) == first
         assert time.perf_counter() - start < 0.1
@@ -142,7 +143,9 @@ class TestCache:
 
     def test_damaged_object(self):
         path = compile_shared(ANSWER % 3)
-        path.write_bytes(path.read_bytes()[:100])
+        beginning = path.read_bytes()[:100]
+        os.unlink(path)  # this process has the file loaded
+        path.write_bytes(beginning)
         assert answer(compile_shared(ANSWER % 3)) == 3
         os.unlink(path)
         assert answer(compile_shared(ANSWER % 3)) == 3
@@ -201,9 +204,172 @@ class TestCache:
         file = tmp_path / "file"
         file.write_text("")
         monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-        path = compile_shared(ANSWER % 10)
+        with pytest.warns(UserWarning, match=rf"{file}.*Set XDG_CACHE_HOME"):
+            path = compile_shared(ANSWER % 10)
         assert answer(path) == 10
         assert file not in path.parents
+        assert answer(compile_shared(ANSWER % 11)) == 11  # says it once
+
+    def test_other_processor(self, monkeypatch, tmp_path):
+        """Processors that share a home directory: each has objects of its own, and finds them again."""
+        paths = []
+        for i, flags in enumerate(("sse2 avx2", "sse2 avx2 avx512vl", "sse2 avx2")):
+            (tmp_path / str(i)).write_text(f"vendor_id : Some\nflags : {flags}\n\n")
+            monkeypatch.setattr(cpu, "CPUINFO", tmp_path / str(i))
+            paths.append(compile_shared(ANSWER % 12))
+        assert paths[0] == paths[2] != paths[1]
+
+
+# Prints the results of a compiled point function and an operator, and what was warned of.
+PLAIN = """
+import warnings
+import jax, jax.numpy as jnp, numpy as np
+jax.config.update("jax_enable_x64", True)
+import ceedtap as ct
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    x = jnp.arange(1.0, 5.0)
+    for f in (ct.pointwise(lambda x: jnp.sin(x) * x), ct.pointwise(lambda x: x**3)):
+        f(x), jax.jit(jax.grad(lambda x: f(x).sum()))(x)
+    np.testing.assert_allclose(f(x), x**3, rtol=1e-14)
+    V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(2, 2), degree=1)
+    @ct.operator(inputs={"u": V.value, "x": V.geometry.grad, "w": V.weight}, outputs={"v": V.value})
+    def mass(u, x, w):
+        return w * jnp.linalg.det(x) * u
+    np.testing.assert_allclose(mass(jnp.ones(9), V.mesh.points).sum(), 1, rtol=1e-13)
+for warning in said:
+    print(str(warning.message).replace(chr(10), " "))
+"""
+
+
+def in_namespace(directory, options):
+    """The beginning of a command that mounts a file system on a directory for one process; skips where it may not."""
+    command = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o {options} none "{directory}" && exec "$@"', "sh"]
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not mount file systems")
+    return command
+
+
+COMPILERS = {
+    "quotation": ("gcc '", "No closing quotation"),
+    "fails": ("false", "ended with status 1"),
+    "makes nothing": ("true", "made nothing"),
+    "missing": ("no-such-compiler", "there is no program"),
+}
+
+
+class TestUnusable:
+    """A compiler or a cache that is there and cannot be used."""
+
+    @pytest.mark.parametrize("name", COMPILERS)
+    def test_compiler(self, name, monkeypatch):
+        cc, text = COMPILERS[name]
+        monkeypatch.setenv("CC", cc)
+        for _ in range(2):
+            with pytest.raises(CompilerNotFound, match=rf"{text}.*CC"):
+                compile_shared(ANSWER % 1)
+
+    @pytest.mark.parametrize("name", COMPILERS)
+    def test_plain_jax_where_no_compiler_works(self, name):
+        cc, text = COMPILERS[name]
+        (line,) = check_python(PLAIN, CC=cc, CEEDTAP_LIBCEED=ct.load().path).splitlines()
+        assert "plain JAX" in line
+        assert text in line
+        assert "CC" in line
+
+    def test_compiler_that_hangs(self, monkeypatch, tmp_path):
+        """It is killed, and what it has started as well."""
+        monkeypatch.setattr(toolchain, "SUSPICIOUS_SEC", 1.0)
+        monkeypatch.setenv("CC", script(tmp_path / "cc", "#!/bin/sh\nsleep 600\necho late\n"))
+        with pytest.raises(CompilerNotFound, match="had not ended after 1 s"):
+            compile_shared(ANSWER % 1)
+
+    def test_compiler_that_takes_long(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(toolchain, "SUSPICIOUS_SEC", 2.0)
+        real = shutil.which("cc")
+        text = f'#!/bin/sh\nfor a in "$@"; do grep -q slow "$a" 2>/dev/null && sleep 3; done\nexec {real} "$@"\n'
+        monkeypatch.setenv("CC", script(tmp_path / "cc", text))
+        assert answer(compile_shared("// slow\n" + ANSWER % 21)) == 21
+
+    def test_fault_of_the_source(self):
+        """The compiler works: its message is the user's, without a word about the cache."""
+        with pytest.raises(CompileError, match="nonsense") as info:
+            compile_shared("int f(void) { return nonsense; }")
+        assert not isinstance(info.value, CompilerNotFound)
+        with pytest.raises(CompileError, match="undefined symbol: nowhere") as info:
+            compile_shared("int nowhere(void); int f(void) { return nowhere(); }")
+        assert not isinstance(info.value, CompilerNotFound)
+
+    @pytest.mark.parametrize("options", ["noexec", "size=8k", "ro"])
+    def test_mounted(self, options, tmp_path):
+        """A cache on a file system without programs, without room, without writing."""
+        directory = tmp_path / "mounted"
+        directory.mkdir()
+        environment = {
+            **os.environ, "XDG_CACHE_HOME": str(directory), "CEEDTAP_LIBCEED": ct.load().path,
+            "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS))),
+        }  # fmt: skip
+        command = [*in_namespace(directory, options), sys.executable, "-c", PLAIN]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        assert "for this process only" in line
+        assert str(directory) in line
+        assert "Set XDG_CACHE_HOME" in line
+
+    def test_no_room_for_the_compiler(self, monkeypatch, tmp_path, cache):
+        """The compiler says that the disk is full, while there is room for less."""
+        text = f"""#!/bin/sh
+            case "$*" in *{cache}*) echo "fatal error: error writing: No space left on device" >&2; exit 1;; esac
+            exec {shutil.which("cc")} "$@"
+        """
+        monkeypatch.setenv("CC", script(tmp_path / "cc", text))
+        with pytest.warns(UserWarning, match=r"No space left on device.*Set XDG_CACHE_HOME"):
+            path = compile_shared(ANSWER % 22)
+        assert answer(path) == 22
+        assert cache not in path.parents
+
+    def test_no_room_for_the_note(self, monkeypatch, cache):
+        """What is made can be used although the cache does not learn of it."""
+
+        def full(path, data):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(toolchain, "write", full)
+        path = compile_shared(ANSWER % 23)
+        assert answer(path) == 23
+        assert cache in path.parents
+
+    def test_no_home_directory(self, monkeypatch):
+        def nowhere():
+            raise OSError("this user has no home directory, for a test")
+
+        monkeypatch.setattr(toolchain, "cache_dir", nowhere)
+        with pytest.warns(UserWarning, match=r"no home directory.*Set XDG_CACHE_HOME"):
+            assert answer(compile_shared(ANSWER % 24)) == 24
+
+    def test_no_temporary_directory(self, monkeypatch):
+        """The cache is enough; the compiler's temporary files are made there."""
+
+        def nowhere():
+            raise FileNotFoundError(2, "No usable temporary directory found")
+
+        monkeypatch.setattr(toolchain, "_temporary_dir", nowhere)
+        assert answer(compile_shared(ANSWER % 25)) == 25
+
+    def test_no_directory_at_all(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        code = f"""
+def nowhere():
+    raise FileNotFoundError(2, "No usable temporary directory found")
+from ceedtap import toolchain
+toolchain._temporary_dir = nowhere
+{PLAIN}"""
+        environment = {"XDG_CACHE_HOME": str(tmp_path / "file"), "CEEDTAP_LIBCEED": ct.load().path}
+        (line,) = check_python(code, **environment).splitlines()
+        assert "plain JAX" in line
+        for text in (str(tmp_path / "file"), "No usable temporary directory", "XDG_CACHE_HOME or TMPDIR"):
+            assert text in line
 
 
 class TestWithoutHeaders:
