@@ -7,6 +7,7 @@ was compiled with it have let go of it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import secrets
@@ -269,17 +270,18 @@ class Application(Unique):
         return OPERATORS.enter(self, entry, (connection, kept, conditions, array))
 
 
-def _conditions(connection: Connection, pointer: Callable[[Any], Any]) -> list[tuple[int, Any, Any]]:
+def _conditions(connection: Connection, pointer: Callable[[Any], Any]) -> list[tuple[int, Any, Any, Any]]:
     """What the handler checks before each call: what can change, or break, when nobody traces a program."""
     conditions = []
 
-    def add(kind: int, native: Any, name: str) -> None:
-        conditions.append((kind, native, ffi.new("char[]", name.encode())))
+    def add(kind: int, native: Any, name: str, take_status: Any = None) -> None:
+        status = ffi.NULL if take_status is None else ctypes.cast(take_status, ctypes.c_void_p).value
+        conditions.append((kind, native, ffi.new("char[]", name.encode()), ffi.cast("int(*)(void)", status)))
 
     ends = [end._access for end in (*connection.inputs, *connection.outputs) if isinstance(end, Vector)]
     for op in filter(None, (connection.op, connection.idle)):
         for part in op.parts():
-            add(lib.CT_USABLE, ffi.cast("void *", part._native_poison), repr(part))
+            add(lib.CT_USABLE, ffi.cast("void *", part._native_poison), repr(part), getattr(part, "take_status", None))
             if isinstance(part, _QFunction):
                 add(lib.CT_CONTEXT, pointer(part.pointer), f"the context of {part!r}")
         for kind, vectors in zip((lib.CT_READABLE, lib.CT_WRITABLE), op.passive_vectors, strict=True):

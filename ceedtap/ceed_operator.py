@@ -29,7 +29,7 @@ from ceedtap.ceed_ffi import (
 from ceedtap.ceed_object import captured, check_same_ceed, immediate, text
 from ceedtap.ceed_operator_context import OperatorContext
 from ceedtap.ceed_poison import Poisonable
-from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction
+from ceedtap.ceed_qfunction import MAX_FIELDS, QFunction, QFunctionField, _QFunction, with_status
 from ceedtap.ceed_restriction import AtPointsElemRestriction, _ElemRestriction, check_distinct, check_vector
 from ceedtap.ceed_vector import Vector
 
@@ -250,11 +250,12 @@ class _Operator(OperatorContext, Assembly):
             try:
                 check(rc, function, self.ceed.pointer, library)
             except CeedError as error:
-                self._set_poison(str(error))
+                told = with_status(error, self._all_functions())
+                self._set_poison(str(told))
                 self._settled = True
                 for _, vector in (*inputs, *outputs):
-                    vector._after_failure(str(error))
-                raise
+                    vector._after_failure(str(told))
+                raise told from None
         for qfunction in self._functions:
             qfunction._raise_pending()
 

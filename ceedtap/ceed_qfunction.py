@@ -113,10 +113,11 @@ class _QFunction(Poisonable):
             try:
                 self._call("CeedQFunctionApply", self.pointer, q, u, v)
             except CeedError as error:
-                self._set_poison(str(error))
+                told = with_status(error, [self])
+                self._set_poison(str(told))
                 for vector in (*inputs, *outputs):
-                    vector._after_failure(str(error))
-                raise
+                    vector._after_failure(str(told))
+                raise told from None
             self._raise_pending()
 
     def set_user_flops_estimate(self, flops: int) -> None:
@@ -124,11 +125,26 @@ class _QFunction(Poisonable):
         operators."""
         self._call("CeedQFunctionSetUserFlopsEstimate", self.pointer, integer("flops", flops, 0, 2**60))
 
+    @property
+    def take_status(self) -> Any:
+        """A C function that returns what the last call that failed in this thread returned, once; None: not known."""
+        return getattr(getattr(self, "_keep", None), "take_status", None)
+
     def _raise_pending(self) -> None:
         """Raises what Python code that libCEED called has raised; under the lock."""
 
     def _check_usable(self) -> None:
         self._check_poison()
+
+
+def with_status(error: CeedError, functions: Iterable[_QFunction]) -> CeedError:
+    """The error with what a QFunction returned, which libCEED's backends turn into a code of their own."""
+    for function in functions:
+        code = function.take_status() if function.take_status is not None else 0
+        if code:
+            text = f"{error.message}{'; ' if error.message else ''}the QFunction {function.name!r} returned {code}"
+            return CeedError.from_code(error.code, text, error.function)
+    return error
 
 
 class OpenQFunction(_QFunction):

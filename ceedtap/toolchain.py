@@ -430,12 +430,17 @@ class CompiledQFunction:
         address: of its code; valid while `handle` lives.
         source: ``"/path/file.h:name"``, which the GPU backends compile from.
         handle: the loaded shared object.
+        take_status: returns what the last call that failed in this thread returned, once, and 0 otherwise.
     """
 
     name: str
     address: int
     source: str
     handle: Any
+    take_status: Any
+
+
+_STATUS = "ceedtap_status"
 
 
 def compile_qfunction(library: Library, source: str | os.PathLike[str], name: str) -> CompiledQFunction:
@@ -467,8 +472,17 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
         "#undef CEED_QFUNCTION\n"
         "#define CEED_QFUNCTION(name) int name\n"  # the header makes it static
         # A function of another type would crash when it is called; this makes it an error of the compiler.
-        f"int {name}(void *, const CeedInt, const CeedScalar *const *, CeedScalar *const *);\n"
+        # Not inlined below: it would be compiled twice.
+        "__attribute__((noinline)) int "
+        f"{name}(void *, const CeedInt, const CeedScalar *const *, CeedScalar *const *);\n"
         f"#line 1 {json.dumps(label)}\n{text}\n"
+        # libCEED's backends turn what a QFunction returns into a code of their own.
+        f"static _Thread_local int {_STATUS};\n"
+        f"int {_STATUS}_take(void) {{ int status = {_STATUS}; {_STATUS} = 0; return status; }}\n"
+        f"int {_STATUS}_call(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
+        f"  int status = {name}(ctx, Q, in, out);\n"
+        f"  if (status) {_STATUS} = status;\n"
+        "  return status;\n}\n"
     )
     compiler = find_compiler()
 
@@ -488,13 +502,12 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
     except CompilerNotFound:
         raise
     except CompileError as error:
+        if not error.command and f"undefined symbol: {name}" in error.message:
+            raise CompileError(f"{label}: there is no CEED_QFUNCTION({name}) in the source") from None
         undefined = "" if error.command else f"{label}: "  # the loader's message does not name the source
         raise CompileError(undefined + error.message, error.command) from None
     handle = _load(shared)
-    try:
-        function = getattr(handle, name)
-    except AttributeError:
-        raise CompileError(f"{label}: there is no CEED_QFUNCTION({name}) in the source") from None
+    function, take_status = getattr(handle, f"{_STATUS}_call"), getattr(handle, f"{_STATUS}_take")
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
-    return CompiledQFunction(name, address, f"{file}:{name}", handle)
+    return CompiledQFunction(name, address, f"{file}:{name}", handle, take_status)

@@ -187,3 +187,14 @@ def test_jax_that_does_not_import(tmp_path, monkeypatch):
     assert "jaxlib is too old" in found["JAX"].detail
     assert found["JAX"].fix.startswith("pip install")
     assert found["trial run"].status == doctor.PROBLEM
+
+
+@pytest.mark.skipif(not os.environ.get("CEEDTAP_TEST_FP32"), reason="names no libCEED in single precision")
+def test_single_precision():
+    """A libCEED in single precision does the same work."""
+    environment = {**os.environ, "CEEDTAP_LIBCEED": os.environ["CEEDTAP_TEST_FP32"]}
+    command = [sys.executable, "-m", "ceedtap", "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "float32" in done.stdout
+    assert "an embedded operator ran" in done.stdout

@@ -438,3 +438,58 @@ class TestOpenGallery:
         w = ceed.Vector(6)
         self.scale(ceed, "Scale (scalar)", scale=1).apply(2, [vector_of(ceed, x), vector_of(ceed, factor)], [w])
         np.testing.assert_array_equal(array_of(w).reshape(3, 2), x * factor)
+
+
+class TestReturnCodes:
+    """What a QFunction returns is said, whatever code libCEED's backends make of it."""
+
+    SOURCE = """
+    CEED_QFUNCTION(picky)(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {
+      for (CeedInt i = 0; i < Q; i++) {
+        out[0][i] = in[0][i];
+        if (in[0][i] > 1e3) return (int)in[0][i];
+      }
+      return 0;
+    }"""
+
+    def build(self, ceed):
+        qf = ct.QFunction.from_source(ceed, self.SOURCE, "picky", [("u", 1, ct.EVAL_NONE)], [("v", 1, ct.EVAL_NONE)])
+        op = ceed.Operator(qf)
+        rows = ceed.StridedElemRestriction(2, 2, 1, 4, [1, 2, 2])
+        op.set_field("u", rows, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+        op.set_field("v", rows, ct.BASIS_NONE, ct.VECTOR_ACTIVE)
+        return qf, op
+
+    @pytest.mark.parametrize("code", [5001, 70000])
+    def test_in_an_apply(self, ceed, code):
+        qf, op = self.build(ceed)
+        v = ceed.Vector(4)
+        op.apply(vector_of(ceed, np.ones(4)), v)
+        with pytest.raises(CeedError, match=f"the QFunction 'picky' returned {code}"):
+            op.apply(vector_of(ceed, np.full(4, float(code))), v)
+        assert f"returned {code}" in op.poisoned
+        qf, _ = self.build(ceed)
+        with pytest.raises(CeedError, match=f"the QFunction 'picky' returned {code}"):
+            qf.apply(1, [vector_of(ceed, [float(code)])], [ceed.Vector(1)])
+
+    def test_in_a_sum(self, ceed):
+        _, op = self.build(ceed)
+        composite = ceed.CompositeOperator()
+        composite.add_sub(self.build(ceed)[1])
+        composite.add_sub(op)
+        with pytest.raises(CeedError, match="the QFunction 'picky' returned 2000"):
+            composite.apply(vector_of(ceed, np.full(4, 2000.0)), ceed.Vector(4))
+
+    def test_in_a_program(self, ceed):
+        import jax
+        import jax.numpy as jnp
+
+        from ceedtap import embed
+
+        _, op = self.build(ceed)
+        f = jax.jit(embed(op))
+        with jax.enable_x64(True):
+            assert f(jnp.ones(4)).tolist() == [1, 1, 1, 1]
+            with pytest.raises(Exception, match=r"picky.* returned 3000"):
+                f(jnp.full(4, 3000.0)).block_until_ready()
+        assert "returned 3000" in op.poisoned

@@ -190,6 +190,7 @@ typedef struct ct_condition {
   int kind;
   void *object;     /* by the kind: a vector, a vector, a QFunction, a ct_poison */
   const char *name; /* for messages */
+  int (*take_status)(void); /* of a QFunction: what its last call that failed in this thread returned; or NULL */
 } ct_condition;
 
 #define CT_READABLE 0 /* the vector has data, and nobody is writing to it */

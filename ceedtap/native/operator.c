@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { MEM_HOST = 0, USE_POINTER = 1 }; /* CeedMemType, CeedCopyMode: the same in every libCEED */
 
@@ -100,6 +101,13 @@ static XLA_FFI_Error *failed(const XLA_FFI_CallFrame *frame, ct_operator *op, ct
   if (op->api->get_error_message(op->ceed, &message) || !message) message = "";
   snprintf(poison->text, sizeof poison->text, "%s failed with code %d: %s", function, rc,
            *message ? message : "(no message)");
+  /* libCEED's backends turn what a QFunction returns into a code of their own. */
+  for (int i = 0; i < op->num_conditions; i++) {
+    int status = op->conditions[i].take_status ? op->conditions[i].take_status() : 0;
+    size_t length = strlen(poison->text);
+    if (status)
+      snprintf(poison->text + length, sizeof poison->text - length, "; %s returned %d", op->conditions[i].name, status);
+  }
   op->api->reset_error_message(op->ceed, &message);
   return ct_ffi_error(frame->api, XLA_FFI_Error_Code_INTERNAL, poison->text);
 }
