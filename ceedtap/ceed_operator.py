@@ -386,7 +386,7 @@ class Operator(_Operator):
         rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
         for name, known in (self.qfunction.fields if self.qfunction is not None else {}).items():
             field = self._fields.get(name)
-            parts = ("not set",) * 3 if field is None else tuple(map(_short, field[1:4]))
+            parts = ("not set",) * 3 if field is None else tuple(repr(part).strip("<>") for part in field[1:4])
             kind = "input" if known.is_input else "output"
             cells = (name, kind, known.eval_mode.name, str(known.size), *parts)
             rows.append(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>")
@@ -595,8 +595,3 @@ class Operator(_Operator):
             raise ValueError(
                 f"{where}: the vector is also that of field {other.name!r}; outputs need vectors of their own"
             )
-
-
-def _short(part: Any) -> str:
-    """A part of a field for a table: without the brackets of its repr."""
-    return repr(part).strip("<>")
