@@ -20,13 +20,18 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ceedtap import codegen_math, codegen_names, jax_compat
+from ceedtap import codegen_layout, codegen_math, codegen_names, jax_compat
+
+# So many lines are written out at most; a function with more has loops over the elements of its arrays.
+MAX_LINES = 3000
+# So many elements are copied in a loop.
+MIN_FILLED = 4
 
 # A NumPy array of dtype object: of Scalar, or of Complex. NumPy's type hints know no such arrays.
 Elements = Any
@@ -44,6 +49,10 @@ class WantsLanes(Exception):
 
 class NoLanes(Exception):
     """Something has to be written for one point at a time."""
+
+
+class TooLong(Exception):
+    """There are more lines than a compiler takes in a short time; loops are wanted in place of them."""
 
 
 # Why primitives have no translation, for messages. A primitive that is neither here nor has a rule is unknown.
@@ -197,6 +206,8 @@ class Builder:
         prefix: of the names of variables.
         taken: names that variables cannot have in the end.
         precise: elementary functions are those of <math.h>.
+        most: lines; more of them raise :class:`TooLong`. None: there are as many as are needed, and whatever can be a
+            loop is one (``codegen_loops``).
         lanes: the lines will be made lines for several points; what cannot be so raises :class:`NoLanes`. None: they
             will not, and what had better be so raises :class:`WantsLanes`.
 
@@ -206,7 +217,7 @@ class Builder:
 
     def __init__(
         self, scalar: Any = np.float64, prefix: str = "t", *, precise: bool = False, lanes: bool | None = False,
-        taken: Iterable[str] = (),
+        taken: Iterable[str] = (), most: int | None = MAX_LINES,
     ) -> None:  # fmt: skip
         self.scalar = np.dtype(scalar)
         self.limits: dict[str, tuple[int, int]] = {}  # of variables that are integers, where they are known
@@ -216,11 +227,14 @@ class Builder:
         self.precise = precise
         self.lanes = lanes
         self.varying: set[str] = set()
+        self.loops = most is None
+        self.data: dict[str, str] = {}  # constants of files, by name
         self.helpers: dict[str, str] = {}  # C functions that the lines call, by name
         self.math: set[str] = set()  # functions of <math.h> that the lines call
         self.comment = ""
         self._prefix = prefix
         self._count = 0
+        self._room = most
         self._scopes = [_Scope()]
 
     def helper(self, name: str, text: str) -> None:
@@ -252,6 +266,10 @@ class Builder:
     def _append(self, statement: Line | Nest) -> None:
         statement.comment = self.comment
         self._scopes[-1].lines.append(statement)
+        if self._room is not None:
+            self._room -= 1
+            if self._room < 0:
+                raise TooLong
         if isinstance(statement, Line) and not self.varying.isdisjoint(statement.uses):
             self.varying.update(statement.sets)
 
@@ -296,6 +314,8 @@ class Builder:
         dtype = np.dtype(dtype)
         if not all(e.is_constant for e in elements):
             return self.array(elements, dtype), 0
+        if len(elements) * dtype.itemsize >= codegen_layout.MIN_BYTES:
+            return self.known(np.array([e.value for e in elements], dtype)), 0
         values = textwrap.fill(", ".join(e.text for e in elements), 110, break_on_hyphens=False)
         text = f"[{len(elements)}] = {{{values}}};"
         key = (c_type(dtype), text)
@@ -308,20 +328,82 @@ class Builder:
         self._scopes[-1].known[key] = name
         return name, 0
 
+    def known(self, values: np.ndarray) -> str:
+        """A large array of constants, for reading."""
+        ctype = c_type(values.dtype)
+        of_file, definition = codegen_layout.data(values, ctype)
+        self.data[of_file] = definition
+        key = (ctype, of_file)
+        for scope in self._scopes:
+            if known := scope.known.get(key):
+                return known
+        name = self.name()
+        self._append(Line(f"const {ctype} *const {name} = {of_file}.values;", (name,), ()))
+        self._scopes[-1].known[key] = name
+        return name
+
     def array(self, elements: Sequence[Scalar], dtype: Any) -> str:
         """A new local array with these elements, which can be written to."""
         dtype = np.dtype(dtype)
+        if self.loops:
+            return self._filled(elements, dtype)
         name, size = self.name(), max(len(elements), 1)
         self._append(Line(f"{c_type(dtype)} {name}[{size}];", (name,), (), array=size))
         for i, element in enumerate(elements):
             self._append(Line(f"{name}[{i}] = {element.text};", (name,), (*names([element]), name)))
         return name
 
-    def empty_array(self, size: int, dtype: Any, *, outside: bool = False) -> str:
-        """A local array to write to; `outside`: declared before the nest that is being written."""
+    def _filled(self, elements: Sequence[Scalar], dtype: np.dtype) -> str:
+        """A new local array with these elements, by loops over those that lie in arrays."""
+        name = self.empty_array(len(elements), dtype)
+        arrays, constants, others = codegen_layout.groups(elements)
+        parts = []
+        for source, here in arrays.items():
+            if len(here) < MIN_FILLED:
+                others += here
+            else:
+                parts.append((source, here, [elements[k].place[1] for k in here]))  # type: ignore[index]
+        if len(constants) < MIN_FILLED:
+            others += constants
+        elif len({elements[k].text for k in constants}) == 1:
+            parts.append((elements[constants[0]].text, constants, []))
+        else:
+            parts.append((self.table([elements[k] for k in constants], dtype)[0], constants, list(range(len(constants)))))
+        for k in sorted(others):
+            self._append(Line(f"{name}[{k}] = {elements[k].text};", (name,), (*names([elements[k]]), name)))
+        for source, to, at in parts:
+            sequences = [to, at] if at else [to]
+            loops = codegen_layout.nest(sequences)
+            if loops is None:  # positions that are read from tables
+                tables = [
+                    self.table([number(k, np.int32) for k in positions], np.int32)[0] for positions in sequences
+                ]
+                loops, uses = [(len(to), [1] * len(sequences))], tables
+            else:
+                tables, uses = [], []
+            with self.loop_nest(loops) as indices:
+                counters = [i.text for i in indices]
+                where = [
+                    f"{tables[n]}[{counters[0]}]" if tables
+                    else codegen_layout.index(s[0], [strides[n] for _, strides in loops], counters)
+                    for n, s in enumerate(sequences)
+                ]  # fmt: skip
+                value = f"{source}[{where[1]}]" if at else source
+                used = (*counters, *uses, *([source] if at else []))
+                self._append(Line(f"{name}[{where[0]}] = {value};", (name,), (*used, name)))
+        return name
+
+    @contextmanager
+    def loop_nest(self, loops: Sequence[tuple[int, Any]]) -> Iterator[list[Scalar]]:
+        """Loops in one another, of so many turns each."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.count(turns)) for turns, _ in loops]
+
+    def empty_array(self, size: int, dtype: Any, *, outside: int = False) -> str:
+        """A local array to write to, declared before the innermost `outside` nests that are being written."""
         name, size = self.name(), max(size, 1)
         line = Line(f"{c_type(np.dtype(dtype))} {name}[{size}];", (name,), (), self.comment, array=size)
-        self._scopes[-2 if outside else -1].lines.append(line)
+        self._scopes[-1 - outside].lines.append(line)
         return name
 
     def store(self, array: str, index: Scalar, value: Scalar) -> None:
@@ -343,11 +425,11 @@ class Builder:
         return out.reshape(shape)
 
     @contextmanager
-    def count(self, end: int, start: int = 0, step: int = 1) -> Iterator[Scalar]:
-        """A loop with an index."""
+    def count(self, end: int | str, start: int | str = 0, step: int = 1, uses: Iterable[Scalar] = ()) -> Iterator[Scalar]:
+        """A loop with an index; where it ends and starts may depend on those of other loops, `uses`."""
         j = self.name()
-        advance = f"{j}++" if step == 1 else f"{j} += {step}"
-        with self.nest(f"for (int {j} = {start}; {j} < {end}; {advance})"):
+        advance = f"{j}++" if step == 1 else f"{j} += {step}" if step > 0 else f"{j} -= {-step}"
+        with self.nest(f"for (int {j} = {start}; {j} {'<' if step > 0 else '>='} {end}; {advance})", uses):
             yield Scalar(j, np.dtype(np.int32))
 
     @contextmanager
@@ -393,6 +475,7 @@ class Builder:
         while more := [name for name in self.helpers if name in words and not self._words_of(name) <= words]:
             for name in more:
                 words |= self._words_of(name)
+        self.data = {name: definition for name, definition in self.data.items() if name in words}
         self.helpers = {name: helper for name, helper in self.helpers.items() if name in words}
         self.math = {function for function in self.math if words & {function, function + "f"}}
         return text
@@ -471,6 +554,21 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
     return register
 
 
+# In place of the rules for functions with many elements; None: there is nothing to be gained.
+LOOPED: dict[str, Callable[..., "list[Elements] | None"]] = {}
+
+
+def looped(*primitives: str) -> Callable[[Any], Any]:
+    """Makes a function the rule of these primitives where loops are wanted; it may return None."""
+
+    def register(function: Any) -> Any:
+        for primitive in primitives:
+            LOOPED[primitive] = function
+        return function
+
+    return register
+
+
 @functools.cache
 def _load_rules() -> None:
     for room in (
@@ -482,6 +580,7 @@ def _load_rules() -> None:
         "spectral",
         "schur",
         "special",
+        "loops",
     ):  # they import this module
         importlib.import_module(f"ceedtap.codegen_{room}")
 
@@ -510,7 +609,7 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
         return values[atom]
 
     for var, const in zip(jaxpr.constvars, consts, strict=True):
-        values[var] = const if _is_elements(const) else elements(np.asarray(const), var.aval.dtype)
+        values[var] = const if isinstance(const, Known) or _is_elements(const) else known(const, var.aval.dtype)
     for var, operand in zip(jaxpr.invars, operands, strict=True):
         values[var] = operand
     outer = builder.comment
@@ -518,7 +617,7 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
     for number, eqn in enumerate(jaxpr.eqns):
         builder.comment = outer or _comment(eqn)
         try:
-            results = _rule_of(eqn)(builder, eqn, *[read(atom) for atom in eqn.invars], **eqn.params)
+            results = _apply_rule(builder, eqn, [read(atom) for atom in eqn.invars])
         except TranslationError as error:
             raise _located(error, eqn) from None
         for var, result in zip(eqn.outvars, results, strict=True):
@@ -527,6 +626,64 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
             builder.give(name, result)
     builder.comment = outer
     return [read(atom) for atom in jaxpr.outvars]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A large array of constants, whose elements are made where a rule needs them."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def size(self) -> int:
+        return self.array.size
+
+    @property
+    def ndim(self) -> int:
+        return self.array.ndim
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+
+def known(values: Any, dtype: Any) -> Elements:
+    """An array of constants; a large one stays as it is."""
+    array = np.asarray(values)
+    dtype = np.dtype(dtype)
+    if array.nbytes < codegen_layout.MIN_BYTES or dtype.kind not in "fiu" or dtype.itemsize > 8:
+        return elements(array, dtype)
+    c_type(dtype)
+    return Known(array.astype(dtype))
+
+
+def _apply_rule(builder: Builder, eqn: Any, operands: Sequence[Elements]) -> list[Elements]:
+    rule_ = _rule_of(eqn)
+    name = eqn.primitive.name
+    if operands and all(isinstance(x, Known) for x in operands) and name in _FOLDED_KNOWN:
+        with jax_compat.concrete():
+            result = eqn.primitive.bind(*(x.array for x in operands), **eqn.primitive.get_bind_params(eqn.params))
+        return [known(np.asarray(result), eqn.outvars[0].aval.dtype)]
+    if name not in TAKES_KNOWN:
+        operands = [elements(x.array, x.dtype) if isinstance(x, Known) else x for x in operands]
+    if builder.loops and name in LOOPED and (results := LOOPED[name](builder, eqn, *operands, **eqn.params)) is not None:
+        return results
+    return rule_(builder, eqn, *operands, **eqn.params)
+
+
+# What makes large arrays of large arrays, and what takes them as they are.
+_FOLDED_KNOWN = {
+    "convert_element_type", "copy", "device_put", "neg", "reshape", "rev", "slice", "squeeze", "stop_gradient",
+    "transpose",
+}  # fmt: skip
+TAKES_KNOWN = {
+    "closed_call", "cond", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "dynamic_slice", "gather", "jit",
+    "pjit", "remat2", "while",
+}  # fmt: skip
 
 
 def _is_elements(value: Any) -> bool:

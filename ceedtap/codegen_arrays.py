@@ -15,10 +15,12 @@ from ceedtap.codegen import (
     Builder,
     Complex,
     Elements,
+    Known,
     Scalar,
     TranslationError,
     constant,
     elements,
+    known,
     number,
     rule,
 )
@@ -149,6 +151,13 @@ def real_parts(x: Elements) -> list[list[Scalar]]:
     return [flat]
 
 
+def tables(builder: Builder, x: Elements) -> list[tuple[str, int, np.dtype]]:
+    """The real arrays that an array consists of, for reading: where each lies in C, where it begins, and its type."""
+    if isinstance(x, Known):
+        return [(builder.known(x.array), 0, x.dtype)]
+    return [(*builder.table(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
+
+
 def from_parts(parts: Sequence[list[Scalar]], shape: Any) -> Elements:
     out = np.empty(len(parts[0]), object)
     for i, part in enumerate(zip(*parts, strict=True)):
@@ -188,7 +197,9 @@ def _chosen(builder: Builder, flat: Sequence[Element], dims: Sequence[tuple[int,
 def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, slice_sizes: Any) -> list[Elements]:
     if all(all_constant(s) for s in starts):
         at = [min(max(int(s[()].value), 0), n - k) for s, n, k in zip(starts, x.shape, slice_sizes, strict=True)]
-        return [x[tuple(slice(a, a + k) for a, k in zip(at, slice_sizes, strict=True))]]
+        x = x.array if isinstance(x, Known) else x
+        part = x[tuple(slice(a, a + k) for a, k in zip(at, slice_sizes, strict=True))]
+        return [part if part.dtype == object else known(part, part.dtype)]
     strides = strides_of(x.shape)
     first = [
         (stride, clamped(builder, s[()], n - k))
@@ -203,12 +214,11 @@ def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, s
             out[index] = _chosen(builder, x.reshape(-1), dims, at)
         return [out]
     parts = []
-    for part in real_parts(x):
-        array, begin = builder.table(part, part[0].dtype)
+    for array, begin, dtype in tables(builder, x):
         loaded = []
         for index in np.ndindex(*slice_sizes):
             flat = flat_index(builder, first, begin + sum(i * s for i, s in zip(index, strides, strict=True)))
-            loaded.append(builder.load(array, flat.text, part[0].dtype, [flat]))
+            loaded.append(builder.load(array, flat.text, dtype, [flat]))
         parts.append(loaded)
     return [from_parts(parts, slice_sizes)]
 
@@ -244,6 +254,7 @@ def _gather(
 ) -> list[Elements]:  # fmt: skip
     if all_constant(indices):
         params = dict(eqn.params)
+        x = elements(x.array, x.dtype) if isinstance(x, Known) else x
         if "FILL" in str(mode):
             return [_filled_gather(eqn, x, indices)]
         return _moved(eqn, params, [x, indices], 1)
@@ -256,7 +267,7 @@ def _gather(
     counts = [x.shape[d] - slice_sizes[d] + 1 for d in numbers.start_index_map]
     few = _few(builder, counts, math.prod(out_shape), indices)
     chosen, value = np.empty(out_shape, object), None
-    arrays = [] if few else [(*builder.table(part, part[0].dtype), part[0].dtype) for part in real_parts(x)]
+    arrays = [] if few else tables(builder, x)
     results: list[list[Scalar]] = [[] for _ in arrays]
     for out_index in np.ndindex(*out_shape):
         batch = [i for d, i in enumerate(out_index) if d not in numbers.offset_dims]

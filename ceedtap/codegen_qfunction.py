@@ -58,17 +58,26 @@ def qfunction(
     while any(re.fullmatch(rf"{prefix}\d+", pointer) for pointer in pointers):
         prefix += "_"
 
-    def builder(lanes: bool | None) -> Builder:
-        return Builder(prefix=prefix, precise=precise, lanes=lanes, taken=pointers)
+    def attempt(lanes: bool | None, most: int | None = codegen.MAX_LINES) -> str:
+        write = _with_lanes if lanes else _one_point
+        builder = Builder(prefix=prefix, precise=precise, lanes=lanes, taken=pointers, most=most)
+        return write(builder, name, closed, inputs, outputs)
 
     try:
-        return _one_point(builder(None), name, closed, inputs, outputs)
-    except codegen.WantsLanes:
+        try:
+            return attempt(None)
+        except codegen.WantsLanes:
+            pass
+        try:
+            return attempt(True)
+        except codegen.NoLanes:
+            return attempt(False)
+    except codegen.TooLong:
         pass
     try:
-        return _with_lanes(builder(True), name, closed, inputs, outputs)
+        return attempt(True, None)
     except codegen.NoLanes:
-        return _one_point(builder(False), name, closed, inputs, outputs)
+        return attempt(False, None)
 
 
 def _one_point(builder: Builder, name: str, closed: Any, inputs: Sequence[Argument], outputs: Sequence[str]) -> str:
@@ -109,7 +118,7 @@ def _real(builder: Builder, output: str, result: Elements) -> list[codegen.Scala
 def _file(builder: Builder, name: str, inputs: Sequence[Argument], outputs: Sequence[str], loop: str, body: str) -> str:
     helpers = "".join(f"{helper}\n" for helper in builder.helpers.values())
     return (
-        f"{codegen.preamble(builder.math, builder.precise)}{helpers}"
+        f"{codegen.preamble(builder.math, builder.precise)}{helpers}{''.join(builder.data.values())}"
         f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
         f"{_pointers(inputs, outputs)}  {loop} {{\n{body}  }}\n  return 0;\n}}\n"
     )
@@ -172,6 +181,12 @@ def _at(row: int) -> str:
 
 def _read(builder: Builder, argument: Argument, shape: tuple[int, ...]) -> Elements:
     values = np.empty(shape, object)
+    if builder.loops and argument.context is None and values.size >= MIN_LOOP:
+        array = builder.empty_array(values.size, builder.scalar)
+        with builder.count(values.size) as row_:
+            source = codegen.Scalar(f"{argument.name}[{row_.text} * Q + i]", builder.scalar)
+            builder.store(array, row_, source)
+        return builder.elements_of(array, shape, builder.scalar)
     for row, index in enumerate(np.ndindex(shape)):
         if argument.context is None:
             values[index] = builder.value(f"{argument.name}[{_at(row)}]", builder.scalar, [])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import codegen_math
+from ceedtap import codegen_layout, codegen_math
 from ceedtap.codegen import (
     Builder,
     Complex,
@@ -398,7 +398,10 @@ def elementwise(builder: Builder, function: Callable[..., Element], *arrays: Ele
     shape = np.broadcast_shapes(*(a.shape for a in arrays))
     out = np.empty(shape, object)
     spread = [np.broadcast_to(a, shape) for a in arrays]
-    if out.size >= (MIN_LOOPED_LANES if builder.lanes else MIN_LOOPED) and any(
+    if builder.loops and out.size >= MIN_LOOPED_LANES:
+        if any(_in_array(a) for a in spread):
+            return _looped_nest(builder, function, spread)
+    elif out.size >= (MIN_LOOPED_LANES if builder.lanes else MIN_LOOPED) and any(
         consecutive(list(a.reshape(-1))) for a in spread
     ):
         return _looped(builder, function, spread)
@@ -429,6 +432,69 @@ def _looped(builder: Builder, function: Callable[..., Element], arrays: Sequence
     out = np.empty(shape, object)
     for index in np.ndindex(shape):
         out[index] = Complex(read[0][index], read[1][index])
+    return out
+
+
+def _in_array(array: Elements) -> bool:
+    """Whether many of the elements lie in arrays."""
+    flat = array.reshape(-1)
+    return sum(getattr(e.re if isinstance(e, Complex) else e, "place", None) is not None for e in flat) >= len(flat) // 2
+
+
+def _looped_nest(builder: Builder, function: Callable[..., Element], arrays: Sequence[Elements]) -> Elements:
+    """A function of elements in loops, wherever the elements lie."""
+    size, shape = arrays[0].size, arrays[0].shape
+    parts: list[list[Scalar]] = []  # real arrays
+    counts = []  # how many of them an array consists of
+    for array in arrays:
+        flat = list(array.reshape(-1))
+        pair = any(isinstance(e, Complex) for e in flat)
+        parts += [[e.re for e in flat], [e.im for e in flat]] if pair else [flat]
+        counts.append(2 if pair else 1)
+    where: list[tuple[str, list[int]] | Scalar] = []
+    for part in parts:
+        if all(e is part[0] or (e.text == part[0].text and e.dtype == part[0].dtype) for e in part):
+            where.append(part[0])
+            continue
+        places = [e.place for e in part]
+        if all(p is not None and p[0] == places[0][0] for p in places):  # type: ignore[index]
+            where.append((places[0][0], [p[1] for p in places]))  # type: ignore[index]
+        else:
+            where.append((builder.table(part, part[0].dtype)[0], list(range(size))))
+    loops = codegen_layout.nest([range(size), *(w[1] for w in where if not isinstance(w, Scalar))])
+    if loops is None:
+        for n, (w, part) in enumerate(zip(where, parts, strict=True)):
+            if not isinstance(w, Scalar) and codegen_layout.nest([range(size), w[1]]) != [(size, [1, 1])]:
+                where[n] = (builder.array(part, part[0].dtype), list(range(size)))
+        loops = codegen_layout.nest([range(size), *(w[1] for w in where if not isinstance(w, Scalar))])
+        assert loops is not None
+    with builder.loop_nest(loops) as indices:
+        words = [i.text for i in indices]
+        loaded: list[Scalar] = []
+        used = 0
+        for w, part in zip(where, parts, strict=True):
+            if isinstance(w, Scalar):
+                loaded.append(w)
+                continue
+            used += 1
+            at = codegen_layout.index(w[1][0], [strides[used] for _, strides in loops], words)
+            loaded.append(builder.load(w[0], at, part[0].dtype, indices))
+        given = iter(loaded)
+        args = [next(given) if n == 1 else Complex(next(given), next(given)) for n in counts]
+        result = function(builder, *args)
+        results = [result.re, result.im] if isinstance(result, Complex) else [result]
+        to = builder.value(codegen_layout.index(0, [strides[0] for _, strides in loops], words), np.int32, indices)
+        stored = [(builder.empty_array(size, r.dtype, outside=len(loops)), r.dtype) for r in results]
+        for (array_, _), r in zip(stored, results, strict=True):
+            builder.store(array_, to, r)
+    read = [builder.elements_of(array_, shape, dtype) for array_, dtype in stored]
+    return read[0] if len(read) == 1 else _complex_of(*read)
+
+
+def _complex_of(re: Elements, im: Elements) -> Elements:
+    out = np.empty(re.shape, object)
+    for index in np.ndindex(re.shape):
+        out[index] = Complex(re[index], im[index])
     return out
 
 
