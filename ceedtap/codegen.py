@@ -368,16 +368,16 @@ class Builder:
         elif len({elements[k].text for k in constants}) == 1:
             parts.append((elements[constants[0]].text, constants, []))
         else:
-            parts.append((self.table([elements[k] for k in constants], dtype)[0], constants, list(range(len(constants)))))
+            parts.append(
+                (self.table([elements[k] for k in constants], dtype)[0], constants, list(range(len(constants))))
+            )
         for k in sorted(others):
             self._append(Line(f"{name}[{k}] = {elements[k].text};", (name,), (*names([elements[k]]), name)))
         for source, to, at in parts:
             sequences = [to, at] if at else [to]
             loops = codegen_layout.nest(sequences)
             if loops is None:  # positions that are read from tables
-                tables = [
-                    self.table([number(k, np.int32) for k in positions], np.int32)[0] for positions in sequences
-                ]
+                tables = [self.table([number(k, np.int32) for k in positions], np.int32)[0] for positions in sequences]
                 loops, uses = [(len(to), [1] * len(sequences))], tables
             else:
                 tables, uses = [], []
@@ -425,7 +425,9 @@ class Builder:
         return out.reshape(shape)
 
     @contextmanager
-    def count(self, end: int | str, start: int | str = 0, step: int = 1, uses: Iterable[Scalar] = ()) -> Iterator[Scalar]:
+    def count(
+        self, end: int | str, start: int | str = 0, step: int = 1, uses: Iterable[Scalar] = ()
+    ) -> Iterator[Scalar]:
         """A loop with an index; where it ends and starts may depend on those of other loops, `uses`."""
         j = self.name()
         advance = f"{j}++" if step == 1 else f"{j} += {step}" if step > 0 else f"{j} -= {-step}"
@@ -555,7 +557,7 @@ def rule(*primitives: str) -> Callable[[Rule], Rule]:
 
 
 # In place of the rules for functions with many elements; None: there is nothing to be gained.
-LOOPED: dict[str, Callable[..., "list[Elements] | None"]] = {}
+LOOPED: dict[str, Callable[..., list[Elements] | None]] = {}
 
 
 def looped(*primitives: str) -> Callable[[Any], Any]:
@@ -670,7 +672,11 @@ def _apply_rule(builder: Builder, eqn: Any, operands: Sequence[Elements]) -> lis
         return [known(np.asarray(result), eqn.outvars[0].aval.dtype)]
     if name not in TAKES_KNOWN:
         operands = [elements(x.array, x.dtype) if isinstance(x, Known) else x for x in operands]
-    if builder.loops and name in LOOPED and (results := LOOPED[name](builder, eqn, *operands, **eqn.params)) is not None:
+    if (
+        builder.loops
+        and name in LOOPED
+        and (results := LOOPED[name](builder, eqn, *operands, **eqn.params)) is not None
+    ):
         return results
     return rule_(builder, eqn, *operands, **eqn.params)
 

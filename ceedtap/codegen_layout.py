@@ -1,4 +1,4 @@
-"""Where the elements of arrays lie, for loops over them: positions as sums of strides times indices, and data as bytes."""
+"""Where elements lie in arrays: positions as strides times indices, for loops over them, and constants as bytes."""
 
 from __future__ import annotations
 

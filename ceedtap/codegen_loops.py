@@ -136,20 +136,22 @@ def _dot_general(
     lefts, rights = ([np.array(p, object).reshape(x.shape) for p in real_parts(x)] for x in (left, right))
     if any(e.dtype != part for x in (*lefts, *rights) for e in x.reshape(-1)):
         return None
-    size = math.prod(aval.shape)
     out = {(i, j): _product(builder, x, y, part) for i, x in enumerate(lefts) for j, y in enumerate(rights)}
     if len(out) == 1:
         return [out[0, 0].reshape(aval.shape)]
-    re, im = out[0, 0], np.full(size, number(0, part), object)
     if (1, 0) in out and (0, 1) in out:
         re, im = _both(builder, "sub", out[0, 0], out[1, 1]), _both(builder, "add", out[0, 1], out[1, 0])
     else:
-        im = out.get((1, 0), out.get((0, 1)))
+        re, im = out[0, 0], out[(1, 0) if (1, 0) in out else (0, 1)]
     return [from_parts([list(re), list(im)], aval.shape)]
 
 
 def _both(builder: Builder, name: str, a: Elements, b: Elements) -> Elements:
-    (source, at), (other, begin), dtype = builder.table(list(a), a[0].dtype), builder.table(list(b), b[0].dtype), a[0].dtype
+    (source, at), (other, begin), dtype = (
+        builder.table(list(a), a[0].dtype),
+        builder.table(list(b), b[0].dtype),
+        a[0].dtype,
+    )
     out = builder.empty_array(a.size, dtype)
     with builder.count(a.size) as j:
         result = real(builder, name, _load(builder, (source, at), dtype, (j, 1)),
@@ -182,7 +184,9 @@ def _kept(builder: Builder, values: Sequence[Elements], avals: Sequence[Any]) ->
     """Arrays that a loop changes: for each value its real parts (array, type), and its elements."""
     arrays, views = [], []
     for value, aval in zip(values, avals, strict=True):
-        parts = [(_state(builder, part, part[0].dtype), part[0].dtype) for part in real_parts(value)] if value.size else []
+        parts = (
+            [(_state(builder, part, part[0].dtype), part[0].dtype) for part in real_parts(value)] if value.size else []
+        )
         arrays.append(parts)
         read = [list(builder.elements_of(name, [value.size], dtype)) for name, dtype in parts]
         views.append(from_parts(read, aval.shape) if value.size else value)
@@ -200,8 +204,6 @@ def _set(builder: Builder, arrays: Sequence[Any], values: Sequence[Elements]) ->
             source, at = builder.table(part, dtype)
             if source in mine:
                 source, at = builder.array(part, dtype), 0
-            if at == 0 and builder.lanes:
-                builder.varying.add(source) if any(e.place is None and not e.is_constant for e in part) else None
             moves.append((name, source, at, len(part), dtype))
     for name, source, at, size, dtype in moves:
         _copy(builder, name, (), source, at, size, dtype)
@@ -232,14 +234,14 @@ def _scan(
             read = [_slice(builder, source, dtype, step, math.prod(shape)) for source, dtype in parts]
             inner.append(from_parts(read, shape) if x.size else np.empty(shape, object))
         results = translate(builder, jaxpr.jaxpr, jaxpr.consts, [*consts, *carry, *inner])
-        for parts, value in zip(stored, results[num_carry:], strict=True):
-            for (name, dtype), part in zip(parts, real_parts(value) if parts else [], strict=True):
+        for written, value in zip(stored, results[num_carry:], strict=True):
+            for (name, dtype), part in zip(written, real_parts(value) if written else [], strict=True):
                 source, at = builder.table(part, dtype)
                 _copy(builder, name, [(step, len(part))], source, at, len(part), dtype)
         _set(builder, arrays, results[:num_carry])
     ys = []
-    for parts, aval in zip(stored, avals[num_carry:], strict=True):
-        read = [list(builder.elements_of(name, [math.prod(aval.shape)], dtype)) for name, dtype in parts]
+    for written, aval in zip(stored, avals[num_carry:], strict=True):
+        read = [list(builder.elements_of(name, [math.prod(aval.shape)], dtype)) for name, dtype in written]
         ys.append(from_parts(read, aval.shape) if read else np.empty(aval.shape, object))
     return [*carry, *ys]
 
@@ -280,7 +282,12 @@ def _cond(
     index = which[()]
     avals = [v.aval for v in eqn.outvars]
     work = sum(scalar_operations(b.jaxpr) for b in branches)
-    if index.is_constant or builder.lanes or work <= MAX_OPERATIONS or sum(math.prod(a.shape) for a in avals) < MIN_ELEMENTS:
+    if (
+        index.is_constant
+        or builder.lanes
+        or work <= MAX_OPERATIONS
+        or sum(math.prod(a.shape) for a in avals) < MIN_ELEMENTS
+    ):
         return None
     arrays = []
     for aval in avals:
@@ -401,7 +408,8 @@ def _substituted(builder: Builder, t: Elements, b: Elements, forward: bool, unit
     (n, width), dtype = b.shape, b[0, 0].dtype
     factor, x = builder.table(list(t.reshape(-1)), dtype), _state(builder, list(b.reshape(-1)), dtype)
     with builder.count(*((n,) if forward else (0, n - 1, -1))) as i:
-        with builder.count(*((i.text, 0) if forward else (n, f"{i.text} + 1")), uses=[i]) as k:
+        end, first = (i.text, "0") if forward else (str(n), f"{i.text} + 1")
+        with builder.count(end, first, uses=[i]) as k:
             f = _load(builder, factor, dtype, (i, n), (k, 1))
             with builder.count(width) as j:
                 here = _index(builder, (i, width), (j, 1))
@@ -425,8 +433,8 @@ def _cholesky(builder: Builder, eqn: Any, a: Elements, **_: Any) -> list[Element
 def _cholesky_one(builder: Builder, matrix: Elements) -> Elements:
     """The lower factor; all nan, as in JAX, if the matrix is not positive definite."""
     n, dtype = len(matrix), matrix[0, 0].dtype
-    lower = np.tril(np.ones((n, n), bool))
-    a = _state(builder, list(np.where(lower, matrix, number(0, dtype)).reshape(-1)), dtype)
+    above = number(0, dtype)
+    a = _state(builder, [matrix[i, j] if j <= i else above for i in range(n) for j in range(n)], dtype)
     ok = _state(builder, [number(1, dtype)], dtype)  # nan at the end if it is not
     zero = number(0, np.int32)
     with builder.count(n) as j:

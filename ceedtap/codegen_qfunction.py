@@ -18,6 +18,11 @@ from ceedtap.codegen import Builder, Elements, TranslationError
 MIN_LOOP = 16
 
 
+# How functions with loops in place of lines are compiled, by the number of lines: a compiler's time grows faster than
+# that, and what the higher levels do is done in such a function by its loops.
+_FLAGS = ((2500, "-O2"), (6000, "-O1 -ftree-loop-vectorize"), (math.inf, "-Og"))
+
+
 @dataclass(frozen=True)
 class Argument:
     """Where an input of a point function comes from.
@@ -117,8 +122,10 @@ def _real(builder: Builder, output: str, result: Elements) -> list[codegen.Scala
 
 def _file(builder: Builder, name: str, inputs: Sequence[Argument], outputs: Sequence[str], loop: str, body: str) -> str:
     helpers = "".join(f"{helper}\n" for helper in builder.helpers.values())
+    flags = next(flags for most, flags in _FLAGS if body.count("\n") <= most)
+    first = f"/* compile with {flags} */\n" if builder.loops else ""
     return (
-        f"{codegen.preamble(builder.math, builder.precise)}{helpers}{''.join(builder.data.values())}"
+        f"{first}{codegen.preamble(builder.math, builder.precise)}{helpers}{''.join(builder.data.values())}"
         f"CEED_QFUNCTION({name})(void *ctx, const CeedInt Q, const CeedScalar *const *in, CeedScalar *const *out) {{\n"
         f"{_pointers(inputs, outputs)}  {loop} {{\n{body}  }}\n  return 0;\n}}\n"
     )

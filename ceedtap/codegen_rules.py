@@ -438,7 +438,9 @@ def _looped(builder: Builder, function: Callable[..., Element], arrays: Sequence
 def _in_array(array: Elements) -> bool:
     """Whether many of the elements lie in arrays."""
     flat = array.reshape(-1)
-    return sum(getattr(e.re if isinstance(e, Complex) else e, "place", None) is not None for e in flat) >= len(flat) // 2
+    return (
+        sum(getattr(e.re if isinstance(e, Complex) else e, "place", None) is not None for e in flat) >= len(flat) // 2
+    )
 
 
 def _looped_nest(builder: Builder, function: Callable[..., Element], arrays: Sequence[Elements]) -> Elements:

@@ -485,6 +485,9 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
         "  return status;\n}\n"
     )
     compiler = find_compiler()
+    # Generated code knows what it is worth.
+    found = re.match(r"/\* compile with (-O\w[-\w ]*) \*/", text)
+    level = found[1].split() if found else []
 
     def make(directory: Path) -> tuple[Path, Path]:
         if kept:
@@ -495,7 +498,7 @@ def compile_qfunction(library: Library, source: str | os.PathLike[str], name: st
             file = path
         beside = [] if kept else [str(path.parent)]
         include = [f"-I{name}" for name in (*beside, _include_dir(library, directory))]
-        return file, _compile(unit, compiler, [*FLAGS, *include], directory)
+        return file, _compile(unit, compiler, [*FLAGS, *level, *include], directory)
 
     try:
         file, shared = _somewhere(compiler, make)

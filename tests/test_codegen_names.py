@@ -181,8 +181,8 @@ def test_a_variable_with_the_name_of_those_without_one_is_named_again_and_again(
 
 
 ANY_NAME = [
-    "Wärmeleitung", "3d-elasticity", "", " ", "double", "main", "_", "日本語", "a" * 300, "operator=", 'quo"te', "new\nline",
-    "*/", "100%s", "back\\slash", "sin", "in", "f.<locals>.<lambda>",
+    "Wärmeleitung", "3d-elasticity", "", " ", "double", "main", "_", "日本語", "a" * 300, "operator=", 'quo"te',
+    "new\nline", "*/", "100%s", "back\\slash", "sin", "in", "f.<locals>.<lambda>",
 ]  # fmt: skip
 
 
