@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 
 from ceedtap import codegen_layout, codegen_math, codegen_names, jax_compat
@@ -103,6 +104,13 @@ class Scalar:
     @property
     def is_constant(self) -> bool:
         return self.value is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Key:
+    """One element of an array of random keys: the two numbers that it consists of."""
+
+    parts: tuple[Scalar, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -583,6 +591,8 @@ def _load_rules() -> None:
         "schur",
         "special",
         "loops",
+        "random",
+        "ecosystem",
     ):  # they import this module
         importlib.import_module(f"ceedtap.codegen_{room}")
 
@@ -655,6 +665,12 @@ class Known:
 
 def known(values: Any, dtype: Any) -> Elements:
     """An array of constants; a large one stays as it is."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        numbers = elements(jax.random.key_data(values), np.uint32)
+        keys = np.empty(numbers.shape[:-1], object)
+        for index in np.ndindex(keys.shape):
+            keys[index] = Key(tuple(numbers[index]))
+        return keys
     array = np.asarray(values)
     dtype = np.dtype(dtype)
     if array.nbytes < codegen_layout.MIN_BYTES or dtype.kind not in "fiu" or dtype.itemsize > 8:
@@ -700,6 +716,8 @@ def _rule_of(eqn: Any) -> Rule:
     name = eqn.primitive.name
     if name in RULES:
         return RULES[name]
+    if name not in REFUSED and "" in RULES:
+        return RULES[""]
     why = REFUSED.get(name)
     raise TranslationError("has no translation to C" + (f": {why}" if why else ""))
 

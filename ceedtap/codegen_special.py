@@ -527,13 +527,10 @@ def _call_hi_primitive(builder: Builder, eqn: Any, *operands: Elements, _prim: A
 # -- what has no translation -------------------------------------------------------------------------------------------
 
 _REASONS = {
-    "it draws random numbers; draw them outside, and pass them in as a field": (
-        "random_bits random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap "
-        "rng_bit_generator rng_uniform threefry2x32 threefry4x32 philox2x32 philox4x32 iota_2x32_shape"
-    ),
-    "it calls Python on the host": (
-        "debug_callback debug_print io_callback pure_callback inspect_sharding"
-    ),
+    "it draws random numbers in a way that has no translation; with keys of the default kind, bits, uniform and normal "
+    "numbers have": "random_gamma rng_bit_generator rng_uniform threefry4x32 philox2x32 philox4x32",
+    "it prints on the host; ceedtap.id_print does so from a point function": "debug_print inspect_sharding",
+    "it calls Python on the host; ceedtap.id_tap does so from a point function": "debug_callback io_callback",
     "it communicates between devices, and a point has none": (
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start "
         "all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic "

@@ -36,6 +36,7 @@ _PRIVATE = {
     "jax._src.core": ("abstract_token", "ManualAxisType"),
     "jax._src.source_info_util": ("user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
+    "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
     "jax._src.lax.special": (
         "igamma_impl",
         "igamma_grad_a_impl",
@@ -65,6 +66,7 @@ if _missing := broken():
     )
 
 from jax._src import core as _core  # noqa: E402
+from jax._src import debugging as _debugging  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
 from jax._src import source_info_util as _source_info  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
@@ -296,6 +298,20 @@ def interpreter(closed: Any, rules: Mapping[Any, Callable[..., Any]], *, differe
         return [read(atom) for atom in jaxpr.outvars]
 
     return lambda *args: run(closed.jaxpr, closed.consts, args)
+
+
+debug_print_p = _debugging.debug_print_p
+debug_callback_p = _debugging.debug_callback_p
+
+
+def is_ordered_debugging(params: Mapping[str, Any]) -> bool:
+    """Whether an equation of :func:`jax.debug.print` or :func:`jax.debug.callback` has ``ordered=True``."""
+    return bool(params.get("ordered")) or _effects.ordered_effects.contains(params.get("effect", _debugging.debug_effect))
+
+
+def key_functions(dtype: Any) -> Any:
+    """What makes, splits and uses random keys of an extended type: functions of the numbers that a key consists of."""
+    return dtype._impl
 
 
 def without_dead_code(closed: Any) -> Any:

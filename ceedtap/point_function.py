@@ -88,6 +88,7 @@ class PointFunction:
         """The function as a closed jaxpr in which everything is needed, with its taps."""
         arguments = [jax.ShapeDtypeStruct(f.shape, self.dtype) for slot in self.inputs for f in slot.fields]
         closed = jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
+        closed = point_taps.with_debugging(closed, self.name)
         return point_taps.label(closed, self.name) if point_taps.has_taps(closed) else closed
 
     @cached_property

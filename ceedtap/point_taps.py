@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,9 +21,10 @@ from ceedtap import jax_compat
 from ceedtap.consumer import Consumer, Tap
 from ceedtap.fields import from_scalars
 from ceedtap.outfeed import Binding
-from ceedtap.primitive import split, tap_p, through_p
+from ceedtap.primitive import id_tap, split, tap_p, through_p
 
 _TAPS = {tap_p, through_p}
+_DEBUGGING = {jax_compat.debug_print_p, jax_compat.debug_callback_p}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +71,40 @@ def _rewritten(closed: Any, change: Callable[[dict[str, Any]], dict[str, Any] | 
         return list(through_p.bind(*operands, **{**changed, "emits": False}))
 
     return jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=True)
+
+
+def with_debugging(closed: Any, operator: str) -> Any:
+    """The jaxpr with taps in place of :func:`jax.debug.print` and :func:`jax.debug.callback`.
+
+    Raises:
+        NotImplementedError: one of them is ordered, or in a branch or a loop.
+    """
+    if not jax_compat.contains(closed, _DEBUGGING):
+        return closed
+
+    def tapped(name: str) -> Callable[..., list[Any]]:
+        def tap(*operands: Any, **params: Any) -> list[Any]:
+            if jax_compat.is_ordered_debugging(params):
+                raise NotImplementedError(
+                    f"jax.debug.{name}(ordered=True) in the operator {operator}: what a point function prints leaves "
+                    "when the operator has been applied. Leave ordered away, or use ceedtap.id_print, whose events "
+                    "have numbers"
+                )
+            host = params["callback"] if name == "callback" else partial(jax_compat.debug_print_p.impl, **params)
+            count = len(operands)
+
+            def consumer(*values: Any, **labels: Any) -> None:
+                host(*values[:count])
+
+            consumer.__name__ = f"debug_{name}"
+            # JAX's own functions have nothing to say to derivatives either.
+            id_tap(consumer, *(operands or [jnp.zeros(())]), tangents=False)
+            return []
+
+        return tap
+
+    rules = {jax_compat.debug_print_p: tapped("print"), jax_compat.debug_callback_p: tapped("callback")}
+    return _traced(jax_compat.interpreter(closed, rules, differentiable=True), closed, operator)
 
 
 def label(closed: Any, operator: str) -> Any:
@@ -187,8 +223,16 @@ def collect(closed: Any, operator: str, dtype: np.dtype) -> Collected:
         return split(operands, conditions)[0]
 
     evaluate = jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=False)
-    pure = _traced(lambda *values: [*evaluate(*values), *outputs], closed, operator)
-    return Collected(pure, tuple(taps), tuple(out.shape for out in outputs))
+
+    def with_outputs(*values: Any) -> list[Any]:
+        results = [*evaluate(*values), *outputs]
+        # Values of the trace do not outlive it.
+        known.clear()
+        outputs.clear()
+        return results
+
+    pure = _traced(with_outputs, closed, operator)
+    return Collected(pure, tuple(taps), tuple(out.shape for out in pure.out_avals[len(closed.out_avals) :]))
 
 
 def _as_field(value: Any, dtype: np.dtype) -> Any:

@@ -1,6 +1,7 @@
 """Taps inside functions of one quadrature point."""
 
 import gc
+import io
 import re
 
 import jax
@@ -479,3 +480,94 @@ def test_consumer_that_raises_does_not_disturb():
         result = flow(jnp.asarray(V.nodes[:, 0]), MESH.points)
     assert isinstance(caught.value.exceptions[0], ArithmeticError)
     assert np.isfinite(result).all()
+
+
+# -- jax.debug -------------------------------------------------------------------------------------------------------
+
+
+def test_debug_print_and_callback_are_taps(capfd):
+    """With the values at all points; derivatives print what the function does, once."""
+    V = space(degree=1)
+    seen = []
+
+    def hear(value, name, *, twice):
+        seen.append((np.asarray(value), name, np.asarray(twice)))
+
+    @ct.operator(inputs={"u": V.value, "w": V.weight}, outputs={"v": V.value})
+    def f(u, w):
+        jax.debug.print("u = {} {what}", u, what=2 * u)
+        jax.debug.callback(hear, u, "name", twice=2 * u)
+        jax.debug.print("hello")
+        return w * u**3
+
+    u = jnp.asarray(V.nodes[:, 0])
+    expected = f.reference(u)
+    np.testing.assert_allclose(run(jax.jit(f), u), expected, rtol=1e-13, atol=1e-15)
+    assert len(seen) == 1
+    value, name, twice = seen[0]
+    assert name == "name" and value.shape == points_of(V).shape[:2]
+    np.testing.assert_allclose(value, points_of(V)[..., 0], atol=1e-13)
+    np.testing.assert_array_equal(twice, 2 * value)
+    out = capfd.readouterr().out
+    assert out.count("u = [[") == 1 and out.count("hello") == 1
+    got = run(jax.jit(lambda u: jax.jvp(f, (u,), (u,))[1]), u)
+    np.testing.assert_allclose(got, 3 * expected, rtol=1e-12, atol=1e-14)
+    assert len(seen) == 2
+    run(jax.grad(lambda u: f(u).sum()), u)
+    assert len(seen) == 3
+
+
+def test_debug_print_in_functions_of_arrays(capfd):
+    square = ct.pointwise(lambda x: (jax.debug.print("x = {}", x), x * x)[1])
+    assert run(square, jnp.arange(3.0)).tolist() == [0, 1, 4]
+    assert capfd.readouterr().out.count("x = [0. 1. 2.]") == 1
+
+
+@pytest.mark.parametrize("what", ["print", "callback"])
+def test_ordered_debugging_is_refused(what):
+    def law(x):
+        if what == "print":
+            jax.debug.print("{}", x, ordered=True)
+        else:
+            jax.debug.callback(lambda x: None, x, ordered=True)
+        return x
+
+    with pytest.raises(NotImplementedError, match=rf"jax.debug.{what}\(ordered=True\) in the operator law: .*id_print"):
+        ct.pointwise(law)(jnp.ones(3))
+
+
+def test_debug_print_in_a_branch_is_refused():
+    def law(x):
+        return jax.lax.cond(x > 0, lambda: (jax.debug.print("{}", x), x)[1], lambda: -x)
+
+    with pytest.raises(NotImplementedError, match="in the operator law in a branch or a loop: `cond` at .*test_point_taps"):
+        ct.pointwise(law)(jnp.ones(3))
+
+
+# -- leaks -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_trace_outlives_its_end():
+    """Under JAX's check of leaked tracers: taps, watches and prints in point functions, and their derivatives."""
+    V = space(degree=1)
+
+    @ct.operator(inputs={"u": V.value, "w": V.weight}, outputs={"v": V.value})
+    def f(u, w):
+        u = ct.id_print(u, what="u", output_stream=io.StringIO())
+        ct.id_tap(lambda *a, **k: None, u * w, when=u > 0)
+        jax.debug.callback(lambda x: None, u)
+        return w * u**3
+
+    u = jnp.asarray(V.nodes[:, 0])
+    gc.disable()  # a cycle of references would hide behind it
+    try:
+        with jax.checking_leaks():
+            watched = ct.watch(f, then=lambda offenders: None)
+            for operator in (f, watched):
+                run(jax.jit(operator), u)
+                run(jax.jit(lambda u, g=operator: jax.jvp(g, (u,), (u,))), u)
+                # Not jax.grad: there JAX itself keeps the tracers of any effect, its own callbacks too, in a cycle.
+                run(jax.jit(lambda u, g=operator: jax.linear_transpose(lambda t: jax.jvp(g, (u,), (t,))[1], u)(u)), u)
+                run(jax.jit(jax.vmap(operator)), jnp.stack([u, u]))
+    finally:
+        gc.enable()
