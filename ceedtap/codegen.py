@@ -621,7 +621,7 @@ def translate(builder: Builder, jaxpr: Any, consts: Sequence[Any], operands: Seq
         return values[atom]
 
     for var, const in zip(jaxpr.constvars, consts, strict=True):
-        values[var] = const if isinstance(const, Known) or _is_elements(const) else known(const, var.aval.dtype)
+        values[var] = const if isinstance(const, Known) or _is_elements(const) else constants(const, var.aval.dtype)
     for var, operand in zip(jaxpr.invars, operands, strict=True):
         values[var] = operand
     outer = builder.comment
@@ -663,7 +663,7 @@ class Known:
         return self.array.dtype
 
 
-def known(values: Any, dtype: Any) -> Elements:
+def constants(values: Any, dtype: Any) -> Elements:
     """An array of constants; a large one stays as it is."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         numbers = elements(jax.random.key_data(values), np.uint32)
@@ -685,7 +685,7 @@ def _apply_rule(builder: Builder, eqn: Any, operands: Sequence[Elements]) -> lis
     if operands and all(isinstance(x, Known) for x in operands) and name in _FOLDED_KNOWN:
         with jax_compat.concrete():
             result = eqn.primitive.bind(*(x.array for x in operands), **eqn.primitive.get_bind_params(eqn.params))
-        return [known(np.asarray(result), eqn.outvars[0].aval.dtype)]
+        return [constants(np.asarray(result), eqn.outvars[0].aval.dtype)]
     if name not in TAKES_KNOWN:
         operands = [elements(x.array, x.dtype) if isinstance(x, Known) else x for x in operands]
     if (

@@ -19,8 +19,8 @@ from ceedtap.codegen import (
     Scalar,
     TranslationError,
     constant,
+    constants,
     elements,
-    known,
     number,
     rule,
 )
@@ -199,7 +199,7 @@ def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, s
         at = [min(max(int(s[()].value), 0), n - k) for s, n, k in zip(starts, x.shape, slice_sizes, strict=True)]
         x = x.array if isinstance(x, Known) else x
         part = x[tuple(slice(a, a + k) for a, k in zip(at, slice_sizes, strict=True))]
-        return [part if part.dtype == object else known(part, part.dtype)]
+        return [part if part.dtype == object else constants(part, part.dtype)]
     strides = strides_of(x.shape)
     first = [
         (stride, clamped(builder, s[()], n - k))
@@ -207,6 +207,7 @@ def _dynamic_slice(builder: Builder, eqn: Any, x: Elements, *starts: Elements, s
     ]
     counts = [n - k + 1 for n, k in zip(x.shape, slice_sizes, strict=True)]
     if _few(builder, counts, math.prod(slice_sizes)):
+        x = elements(x.array, x.dtype) if isinstance(x, Known) else x
         out = np.empty(slice_sizes, object)
         dims = [(stride, s[()], count) for stride, s, count in zip(strides, starts, counts, strict=True)]
         for index in np.ndindex(*slice_sizes):
@@ -266,6 +267,7 @@ def _gather(
     fill = "FILL" in str(mode)
     counts = [x.shape[d] - slice_sizes[d] + 1 for d in numbers.start_index_map]
     few = _few(builder, counts, math.prod(out_shape), indices)
+    x = elements(x.array, x.dtype) if few and isinstance(x, Known) else x
     chosen, value = np.empty(out_shape, object), None
     arrays = [] if few else tables(builder, x)
     results: list[list[Scalar]] = [[] for _ in arrays]

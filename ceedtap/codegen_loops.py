@@ -17,7 +17,7 @@ from ceedtap import jax_compat
 from ceedtap.codegen import Builder, Complex, Elements, NoLanes, Scalar, looped, number, translate
 from ceedtap.codegen_arrays import from_parts, real_parts
 from ceedtap.codegen_linalg import batched
-from ceedtap.codegen_rules import apply, choose, convert, real
+from ceedtap.codegen_rules import apply, choose, convert, multiply_add, real
 from ceedtap.codegen_sums import _REDUCTIONS, MIN_PRODUCTS_LANES
 
 # Fewer elements are written out here too.
@@ -172,8 +172,8 @@ def _product(builder: Builder, left: Elements, right: Elements, dtype: np.dtype)
             factor = _load(builder, a, dtype, (n, rows * depth), (i, depth), (k, 1))
             with builder.count(width) as j:
                 at = _index(builder, (n, rows * width), (i, width), (j, 1))
-                term = real(builder, "mul", factor, _load(builder, b, dtype, (n, depth * width), (k, width), (j, 1)))
-                builder.store(out, at, real(builder, "add", builder.load(out, at.text, dtype, [at]), term))
+                weight = _load(builder, b, dtype, (n, depth * width), (k, width), (j, 1))
+                builder.store(out, at, multiply_add(builder, factor, weight, builder.load(out, at.text, dtype, [at])))
     return builder.elements_of(out, [num * rows * width], dtype)
 
 
@@ -348,17 +348,19 @@ def _lu_one(builder: Builder, matrix: Elements) -> list[Elements]:
         with builder.count(n) as j:
             swap(a, dtype, [(k, n), (j, 1)], [(row, n), (j, 1)])
         pivot = _load(builder, (a, 0), dtype, (k, n + 1))
-        # Without a pivot the column is zero already, and stays so.
-        none = real(builder, "eq", pivot, number(0, dtype))
-        pivot = choose(builder, none, number(1, dtype), pivot)
+        # As where it is written out, and in LAPACK.
+        normal = real(builder, "ge", real(builder, "abs", pivot), number(np.finfo(dtype).tiny, dtype))
+        one = number(1, dtype)
+        scale = choose(builder, normal, real(builder, "div", one, pivot), one)
         with builder.count(m, f"{k.text} + 1", uses=[k]) as i:
             place = _index(builder, (i, n), (k, 1))
-            factor = real(builder, "div", builder.load(a, place.text, dtype, [place]), pivot)
+            factor = real(builder, "mul", builder.load(a, place.text, dtype, [place]), scale)
             builder.store(a, place, factor)
             with builder.count(n, f"{k.text} + 1", uses=[k]) as j:
                 here = _index(builder, (i, n), (j, 1))
-                product = real(builder, "mul", factor, _load(builder, (a, 0), dtype, (k, n), (j, 1)))
-                builder.store(a, here, real(builder, "sub", builder.load(a, here.text, dtype, [here]), product))
+                other = _load(builder, (a, 0), dtype, (k, n), (j, 1))
+                old = builder.load(a, here.text, dtype, [here])
+                builder.store(a, here, multiply_add(builder, factor, other, old, minus=True))
     return [builder.elements_of(a, (m, n), dtype), builder.elements_of(pivots, [steps], whole),
             builder.elements_of(permutation, [m], whole)]  # fmt: skip
 
@@ -413,13 +415,14 @@ def _substituted(builder: Builder, t: Elements, b: Elements, forward: bool, unit
             f = _load(builder, factor, dtype, (i, n), (k, 1))
             with builder.count(width) as j:
                 here = _index(builder, (i, width), (j, 1))
-                product = real(builder, "mul", f, _load(builder, (x, 0), dtype, (k, width), (j, 1)))
-                builder.store(x, here, real(builder, "sub", builder.load(x, here.text, dtype, [here]), product))
+                other = _load(builder, (x, 0), dtype, (k, width), (j, 1))
+                old = builder.load(x, here.text, dtype, [here])
+                builder.store(x, here, multiply_add(builder, f, other, old, minus=True))
         if not unit_diagonal:
-            diagonal = _load(builder, factor, dtype, (i, n + 1))
+            inverse = real(builder, "div", number(1, dtype), _load(builder, factor, dtype, (i, n + 1)))
             with builder.count(width) as j:
                 here = _index(builder, (i, width), (j, 1))
-                builder.store(x, here, real(builder, "div", builder.load(x, here.text, dtype, [here]), diagonal))
+                builder.store(x, here, real(builder, "mul", builder.load(x, here.text, dtype, [here]), inverse))
     return builder.elements_of(x, (n, width), dtype)
 
 
@@ -440,17 +443,18 @@ def _cholesky_one(builder: Builder, matrix: Elements) -> Elements:
     with builder.count(n) as j:
         with builder.count(n, j.text, uses=[j]) as i, builder.count(j.text, uses=[j]) as k:
             here = _index(builder, (i, n), (j, 1))
-            product = real(builder, "mul", _load(builder, (a, 0), dtype, (i, n), (k, 1)),
-                           _load(builder, (a, 0), dtype, (j, n), (k, 1)))  # fmt: skip
-            builder.store(a, here, real(builder, "sub", builder.load(a, here.text, dtype, [here]), product))
+            factors = (_load(builder, (a, 0), dtype, (row, n), (k, 1)) for row in (i, j))
+            old = builder.load(a, here.text, dtype, [here])
+            builder.store(a, here, multiply_add(builder, *factors, old, minus=True))
         diagonal = _load(builder, (a, 0), dtype, (j, n + 1))
         positive = real(builder, "gt", diagonal, number(0, dtype))
         builder.store(ok, zero, choose(builder, positive, _load(builder, (ok, 0), dtype), number(np.nan, dtype)))
         root = real(builder, "sqrt", diagonal)
         builder.store(a, _index(builder, (j, n + 1)), root)
+        inverse = real(builder, "div", number(1, dtype), root)
         with builder.count(n, f"{j.text} + 1", uses=[j]) as i:
             here = _index(builder, (i, n), (j, 1))
-            builder.store(a, here, real(builder, "div", builder.load(a, here.text, dtype, [here]), root))
+            builder.store(a, here, real(builder, "mul", builder.load(a, here.text, dtype, [here]), inverse))
     good = apply(builder, "eq", _load(builder, (ok, 0), dtype), number(1, dtype))
     with builder.count(n) as i, builder.count(f"{i.text} + 1", uses=[i]) as j:
         here = _index(builder, (i, n), (j, 1))

@@ -46,7 +46,7 @@ _WORD = np.dtype(np.uint32)
 def _threefry2x32(builder: Builder, eqn: Any, *operands: Elements) -> list[Elements]:
     builder.helper("ceedtap_threefry", _THREEFRY)
     shape = eqn.outvars[0].aval.shape
-    spread = [np.broadcast_to(x, shape) for x in operands]
+    spread: list[Elements] = [np.broadcast_to(x, shape) for x in operands]
     high, low = np.empty(shape, object), np.empty(shape, object)
     for index in np.ndindex(shape):
         words = [x[index] for x in spread]

@@ -306,7 +306,9 @@ debug_callback_p = _debugging.debug_callback_p
 
 def is_ordered_debugging(params: Mapping[str, Any]) -> bool:
     """Whether an equation of :func:`jax.debug.print` or :func:`jax.debug.callback` has ``ordered=True``."""
-    return bool(params.get("ordered")) or _effects.ordered_effects.contains(params.get("effect", _debugging.debug_effect))
+    return bool(params.get("ordered")) or _effects.ordered_effects.contains(
+        params.get("effect", _debugging.debug_effect)
+    )
 
 
 def key_functions(dtype: Any) -> Any:

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from codegen_helpers import check
+from codegen_helpers import check, compiled
 from jax.extend.core import Primitive
+from jax.interpreters import batching
 
 import ceedtap as ct
 from ceedtap.codegen import TranslationError
@@ -92,12 +93,13 @@ def test_primitives_of_the_users_own():
     twice = Primitive("twice_of_mine")
     twice.def_impl(lambda x, factor: factor * x)
     twice.def_abstract_eval(lambda x, factor: jax.core.ShapedArray(x.shape, x.dtype))
+    batching.primitive_batchers[twice] = lambda args, dims, factor: (twice.bind(*args, factor=factor), dims[0])
     check(lambda x: twice.bind(x, factor=2.0) + 1, X)
     host = Primitive("host_of_mine")
     host.def_impl(lambda x: np.asarray(x) * 2)
     host.def_abstract_eval(lambda x: jax.core.ShapedArray(x.shape, x.dtype))
     with pytest.raises(TranslationError, match="`host_of_mine` has no translation to C, and what it does"):
-        check(lambda x: host.bind(x), X)
+        compiled(lambda x: host.bind(x), (3,))
 
 
 def test_other_callbacks_are_refused():
@@ -105,4 +107,4 @@ def test_other_callbacks_are_refused():
         return jax.pure_callback(np.sin, x, x)
 
     with pytest.raises(TranslationError, match="pass in what it returns as a field"):
-        check(law, X)
+        compiled(law, (3,))
