@@ -443,9 +443,9 @@ def _cholesky_one(builder: Builder, matrix: Elements) -> Elements:
     with builder.count(n) as j:
         with builder.count(n, j.text, uses=[j]) as i, builder.count(j.text, uses=[j]) as k:
             here = _index(builder, (i, n), (j, 1))
-            factors = (_load(builder, (a, 0), dtype, (row, n), (k, 1)) for row in (i, j))
+            left, right = (_load(builder, (a, 0), dtype, (row, n), (k, 1)) for row in (i, j))
             old = builder.load(a, here.text, dtype, [here])
-            builder.store(a, here, multiply_add(builder, *factors, old, minus=True))
+            builder.store(a, here, multiply_add(builder, left, right, old, minus=True))
         diagonal = _load(builder, (a, 0), dtype, (j, n + 1))
         positive = real(builder, "gt", diagonal, number(0, dtype))
         builder.store(ok, zero, choose(builder, positive, _load(builder, (ok, 0), dtype), number(np.nan, dtype)))
