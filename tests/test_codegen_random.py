@@ -55,7 +55,7 @@ def test_an_operator_with_a_key_at_every_point():
     def noisy(u, k):
         return u * (1 + 0.1 * jax.random.normal(jax.random.wrap_key_data(k)))
 
-    keys = jax.random.key_data(jax.random.split(jax.random.key(3), (4, 4)))  # elements, points
+    keys = jax.random.key_data(jax.random.split(jax.random.key(3), (4, space.num_quadrature_points)))
     u = jnp.asarray(space.nodes[:, 0])
     np.testing.assert_allclose(noisy(u, keys), noisy.reference(u, keys), rtol=1e-12)
     assert np.ptp(np.asarray(noisy(jnp.ones_like(u), keys) / noisy.reference(jnp.ones_like(u), 0 * keys))) > 1e-3
