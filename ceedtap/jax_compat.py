@@ -34,7 +34,7 @@ _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
     "jax._src.lax.control_flow.loops": ("_scan_known_hoisting", "_while_lowering", "while_p"),
     "jax._src.core": ("abstract_token", "ManualAxisType"),
-    "jax._src.source_info_util": ("user_frame", "user_context", "current_name_stack"),
+    "jax._src.source_info_util": ("user_frames", "user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
     "jax._src.lax.special": (
@@ -221,8 +221,11 @@ def sub_jaxprs(eqn: Any) -> list[Any]:
 
 
 def user_line(eqn: Any) -> tuple[str, int, str] | None:
-    """File, line and function of the user's code that an equation comes from."""
-    frame = _source_info.user_frame(eqn.source_info.traceback)
+    """File, line and function of the user's code that an equation comes from, and not of an installed library that the
+    user's code calls, if that can be told."""
+    frames = list(_source_info.user_frames(eqn.source_info.traceback))
+    own = (f for f in frames if not {"site-packages", "dist-packages"} & set(f.file_name.replace("\\", "/").split("/")))
+    frame = next(own, frames[0] if frames else None)
     return None if frame is None else (frame.file_name, frame.start_line, frame.function_name)
 
 

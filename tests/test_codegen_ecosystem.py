@@ -108,3 +108,11 @@ def test_other_callbacks_are_refused():
 
     with pytest.raises(TranslationError, match="pass in what it returns as a field"):
         compiled(law, (3,))
+
+
+def test_refusals_name_the_users_line_and_not_one_of_a_library():
+    def law(x):
+        return eqx.filter_pure_callback(np.sin, x, result_shape_dtypes=x)
+
+    with pytest.raises(TranslationError, match=r"at .*test_codegen_ecosystem.py:\d+ \(.*law\)"):
+        compiled(law, (3,))
