@@ -75,13 +75,13 @@ from ceedtap.ceed_ffi import CeedUnsupportedError as CeedUnsupportedError
 from ceedtap.ceed_ffi import LibCEEDNotFound as LibCEEDNotFound
 from ceedtap.ceed_space import CeedSpace as CeedSpace
 from ceedtap.consumer import Consumer as Consumer
-from ceedtap.consumer import Tap as Tap
 from ceedtap.driving import Drive as Drive
 from ceedtap.driving import drive as drive
 from ceedtap.facet_cells import FacetCells as FacetCells
 from ceedtap.fields import quadrature as quadrature
 from ceedtap.following import follow as follow
 from ceedtap.mesh import MeshError as MeshError
+from ceedtap.named_tap import Tap as Tap
 from ceedtap.normals import normal as normal
 from ceedtap.operator_sum import OperatorSum as OperatorSum
 from ceedtap.operators import EmbeddedOperator as EmbeddedOperator

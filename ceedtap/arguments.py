@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ceedtap import jax_compat
 from ceedtap.protocol import ArraySpec, Header, encode_header
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ def take_apart(args: Any, function: str) -> Arguments:
     """Takes positional arguments of `function` apart.
 
     Raises:
-        TypeError: a leaf is no array and no number.
+        TypeError: a leaf is no array and no number, or it is a reference, or a tangent that has no values.
         ProtocolError: what no frame can hold.
     """
     leaves, treedef = jax.tree.flatten(args)
@@ -50,6 +51,10 @@ def take_apart(args: Any, function: str) -> Arguments:
 
 
 def _as_array(leaf: Any, function: str) -> Any:
+    if jax_compat.is_ref(leaf):
+        raise TypeError(f"{function} takes values, got {jax.typeof(leaf)}; pass what the reference holds, ref[...]")
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+        raise TypeError(f"{function} got the tangent of integers or Booleans, which has no values; leave it out")
     if isinstance(leaf, jax.Array):
         return leaf
     try:

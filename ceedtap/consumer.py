@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ceedtap.host_functions import check_function, check_result
+
+#: Taps by their name, for programs that come from elsewhere.
+TAPS: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
 
 Policy = Literal["block", "drop_newest", "drop_oldest"]
 OnError = Literal["raise", "log", "disable"]
@@ -90,96 +91,7 @@ def _check(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-class Tap(Consumer):
-    """A tap with a name, to which functions are attached while programs exist or run.
-
-    A program that taps it need not be traced again when that changes. While nothing is attached, no event leaves it.
-
-    Args:
-        name: of the tap. Programs with taps of one name and the same shapes share their compiled form between
-            processes.
-        policy, every: as for :class:`Consumer`.
-
-    >>> import ceedtap as ct, jax
-    >>> flux = ct.Tap("flux")
-    >>> f = jax.jit(lambda x: ct.id_tap(flux, 2 * x))
-    >>> _ = f(1)  # nobody listens
-    >>> with flux.attached(print):
-    ...     _ = f(2)
-    4
-    """
-
-    def __init__(self, name: str, *, policy: Policy = "block", every: int = 1) -> None:
-        super().__init__(self._fan_out, policy=policy, every=every, name=name)
-        self._lock = threading.Lock()
-        self._attached: tuple[Consumer, ...] = ()
-        self.enabled = False
-
-    @property
-    def consumers(self) -> tuple[Consumer, ...]:
-        """What is attached."""
-        return self._attached
-
-    def attach(self, func: Callable[..., Any] | Consumer) -> Consumer:
-        """Attaches a function; returns what :meth:`detach` takes. Of a :class:`Consumer`, `on_error` applies here."""
-        consumer = func if isinstance(func, Consumer) else Consumer(func)
-        with self._lock:
-            self._attached = (*self._attached, consumer)
-            self.enable(True)
-        return consumer
-
-    def detach(self, consumer: Consumer) -> None:
-        """Detaches what was attached. Events on their way do not reach it any more.
-
-        Raises:
-            ValueError: it is not attached.
-        """
-        with self._lock:
-            if consumer not in self._attached:
-                raise ValueError(f"{consumer!r} is not attached to the tap {self.name}")
-            self._attached = tuple(other for other in self._attached if other is not consumer)
-            self.enable(bool(self._attached))
-
-    @contextlib.contextmanager
-    def attached(self, func: Callable[..., Any] | Consumer) -> Iterator[Consumer]:
-        """Attaches a function for the body of a `with` statement.
-
-        At its end it waits until everything that was tapped in the body has been delivered; it gives up, as the end of
-        the process does, where a consumer gets nothing done for ten seconds.
-
-        >>> import ceedtap as ct, jax
-        >>> flux = ct.Tap("flux")
-        >>> with flux.attached(print):
-        ...     _ = jax.jit(lambda x: ct.id_tap(flux, 2 * x))(2)
-        4
-        """
-        consumer = self.attach(func)
-        try:
-            yield consumer
-        finally:
-            _deliver()
-            self.detach(consumer)
-
-    def _fan_out(self, *args: Any, **kwargs: Any) -> None:
-        failures: list[tuple[Consumer, Exception]] = []
-        for consumer in self._attached:
-            if not consumer.enabled:
-                continue
-            try:
-                consumer(*args, **kwargs)
-            except Exception as error:
-                failures.append((consumer, error))
-        if failures:
-            raise _Failures(failures)
-
-
-def _deliver() -> None:
-    from ceedtap import outfeed  # which imports this module
-
-    outfeed.deliver()
-
-
-class _Failures(Exception):
+class Failures(Exception):
     """What the consumers of a :class:`Tap` raised for one event."""
 
     def __init__(self, failures: list[tuple[Consumer, Exception]]) -> None:
@@ -189,4 +101,4 @@ class _Failures(Exception):
 
 def failures_of(consumer: Consumer, error: Exception) -> list[tuple[Consumer, Exception]]:
     """The consumers that failed, with their exceptions."""
-    return error.failures if isinstance(error, _Failures) else [(consumer, error)]
+    return error.failures if isinstance(error, Failures) else [(consumer, error)]

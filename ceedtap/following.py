@@ -38,11 +38,11 @@ class Received:
 
     def event(self) -> Event:
         """The event."""
-        header = protocol.decode_header(self.data)
-        labels, transforms = self.definition.labels, self.definition.transforms
-        args = self.definition.args(self.leaves())
+        header, leaves = protocol.decode_header(self.data), self.leaves()
         position = (header.device, header.run_id, header.seq, header.time_ns)
-        return Event(self.definition.tap, args, labels, transforms, *position)
+        shard = self.definition.shard(header.part, leaves)
+        arguments = self.definition.arguments(leaves)
+        return Event(self.definition.tap, *arguments, self.definition.transforms, *position, shard)
 
 
 class Follower(Iterator[Event]):

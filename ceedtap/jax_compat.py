@@ -9,13 +9,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 import jax.experimental
 import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.mlir import ir as _ir
+from jax.extend.mlir.dialects import stablehlo as _stablehlo
 from jax.interpreters import ad, batching, mlir, partial_eval, xla
+from jaxlib import xla_client
 
 from ceedtap.native import ffi, lib
 
@@ -32,11 +39,19 @@ _EFFECT_REGISTRIES = (
 _ORDERED_REGISTRIES = ("ordered_effects", "shardable_ordered_effects")
 _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
-    "jax._src.lax.control_flow.loops": ("_scan_known_hoisting", "_while_lowering", "while_p"),
+    "jax._src.lax.control_flow.loops": (
+        "_scan_known_hoisting",
+        "_scan_partial_eval_custom",
+        "_while_lowering",
+        "pe",
+        "scan_p",
+        "while_p",
+    ),
     "jax._src.core": ("abstract_token", "ManualAxisType"),
     "jax._src.source_info_util": ("user_frames", "user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
+    "jax._src.state.types": ("AbstractRef",),
     "jax._src.lax.special": (
         "igamma_impl",
         "igamma_grad_a_impl",
@@ -71,25 +86,42 @@ from jax._src import effects as _effects  # noqa: E402
 from jax._src import source_info_util as _source_info  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
 from jax._src.lax.control_flow import loops as _loops  # noqa: E402
+from jax._src.state.types import AbstractRef as _AbstractRef  # noqa: E402
 
 Primitive = jex_core.Primitive
 Effect = jex_core.Effect
 AbstractValue: Any = jax.core.ShapedArray
 LoweringRuleContext = mlir.LoweringRuleContext
-register_lowering = mlir.register_lowering
 lower_fun = mlir.lower_fun
 primitive_jvps = ad.primitive_jvps
 primitive_transposes = ad.primitive_transposes
 primitive_batchers = batching.primitive_batchers
 Zero = ad.Zero
 instantiate_zeros = ad.instantiate_zeros
+zeros: Callable[[Any], Any] = ad.zeros_like_aval  # of an abstract value, with its type, sharding and varying axes
 is_undefined_primal = ad.is_undefined_primal
 apply_primitive = xla.apply_primitive
+
+
+def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
+    """Sets how a primitive becomes MLIR. Where it stands: JAX would put equal ones into a function of their own, in which
+    those with side effects have no place among the others."""
+    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
 
 
 def zero_tangent(x: Any) -> Zero:
     """The symbolic zero in the tangent space of `x`."""
     return Zero(jax.typeof(x).to_tangent_aval())
+
+
+def is_ref(x: Any) -> bool:
+    """Whether `x` is a reference to an array that can be changed."""
+    return isinstance(getattr(x, "aval", None), _AbstractRef) or isinstance(x, jax.Ref)
+
+
+def as_operand(x: Any) -> Any:
+    """`x` as an array of the type that it has in the program. Literals of a jaxpr reach rules as numbers of Python."""
+    return x if isinstance(x, jax.Array | np.ndarray | np.generic) else jnp.asarray(x, jax.typeof(x).dtype)
 
 
 _ours: set[type[Effect]] = set()
@@ -123,22 +155,45 @@ def emit_ffi_call(
     operands: Sequence[Any],
     ordered_effect: Effect | None,
     *,
+    avals_in: Sequence[Any] | None = None,
     avals_out: Sequence[Any] = (),
     **attributes: Any,
 ) -> list[Any]:
     """Calls the FFI target `target`, which has a side effect; returns its results.
 
-    With `ordered_effect`, the call takes that effect's token and hands it on, which puts it in program order.
+    With `ordered_effect`, the call takes that effect's token and hands it on, which puts it in program order. Without,
+    a token of its own puts it after such calls that come before it in the same straight piece of code.
     """
     lower = build_ffi_lowering_function(target, has_side_effect=True)
-    if ordered_effect is None:
-        return list(lower(ctx.replace(avals_out=list(avals_out)), *operands, **attributes).results)
-    token = ctx.tokens_in.get(ordered_effect)
-    avals = {"avals_in": [_core.abstract_token, *ctx.avals_in], "avals_out": [_core.abstract_token, *avals_out]}
+    avals_in = list(ctx.avals_in if avals_in is None else avals_in)
+    token = _last_token(ctx) if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
+    avals = {"avals_in": [_core.abstract_token, *avals_in], "avals_out": [_core.abstract_token, *avals_out]}
     token, *results = lower(ctx.replace(**avals), token, *operands, **attributes).results
-    # In the context itself: JAX does not look at copies of it.
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
+    if ordered_effect is None:
+        _set_last_token(ctx, token)
+    else:
+        # In the context itself: JAX does not look at copies of it.
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: token})))
     return results
+
+
+def _last_tokens(ctx: LoweringRuleContext) -> list[tuple[Any, Any]]:
+    """The latest token in each block of code of the module that is being made."""
+    tokens: list[tuple[Any, Any]] = ctx.module_context.cached_primitive_lowerings.setdefault("ceedtap tokens", [])
+    return tokens
+
+
+def _last_token(ctx: LoweringRuleContext) -> Any:
+    block = _ir.InsertionPoint.current.block
+    for known, token in reversed(_last_tokens(ctx)):
+        if known == block:
+            return token
+    return _stablehlo.create_token()
+
+
+def _set_last_token(ctx: LoweringRuleContext, token: Any) -> None:
+    block, tokens = _ir.InsertionPoint.current.block, _last_tokens(ctx)
+    tokens[:] = [*((known, other) for known, other in tokens if known != block), (block, token)]
 
 
 def emit_python_call(
@@ -197,7 +252,8 @@ def emit_python_effect(
 def is_partitioned(ctx: LoweringRuleContext) -> bool:
     """Whether XLA will split this program over devices, wholly or along some axes of the mesh.
 
-    There, XLA's partitioner refuses custom calls with side effects, except for its own Python callbacks.
+    There, XLA's partitioner refuses custom calls with side effects, except for its own Python callbacks and for those
+    with a rule; see :func:`register_partitioner`.
     """
     context = ctx.module_context.axis_context
     if isinstance(context, mlir.ShardingContext):
@@ -205,6 +261,130 @@ def is_partitioned(ctx: LoweringRuleContext) -> bool:
     if isinstance(context, mlir.SPMDAxisContext):
         return bool(set(context.mesh.axis_names) - set(context.manual_axes))
     return False
+
+
+def num_parts(ctx: LoweringRuleContext) -> int:
+    """On how many devices the program runs."""
+    context = ctx.module_context.axis_context
+    if isinstance(context, mlir.ShardingContext):
+        return int(context.num_devices)
+    return int(context.mesh.size) if isinstance(context, mlir.SPMDAxisContext) else 1
+
+
+def mesh_axes(ctx: LoweringRuleContext) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the axes of the mesh whose devices, in order, are the parts of the program; () when JAX knows
+    none."""
+    context: Any = ctx.module_context.axis_context
+    candidates = [getattr(context, "mesh", None), getattr(context, "abstract_mesh", None)]
+    candidates += [aval.sharding.mesh for aval in ctx.avals_in if isinstance(aval, AbstractValue)]
+    for mesh in candidates:
+        if mesh is not None and not mesh.empty and mesh.size == num_parts(ctx):
+            return tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    return ()
+
+
+def manual_axes(ctx: LoweringRuleContext) -> tuple[str, ...]:
+    """The axes of the mesh along which the program is written for one device, as in `jax.shard_map`."""
+    return tuple(map(str, getattr(ctx.module_context.axis_context, "manual_axes", ())))
+
+
+def check_order(ctx: LoweringRuleContext, what: str) -> None:
+    """
+    Raises:
+        NotImplementedError: this JAX compiles no ordered effect there; XLA would end the process.
+    """
+    if is_partitioned(ctx) and manual_axes(ctx) and jax.__version_info__ < (0, 12):
+        raise NotImplementedError(
+            f"{what} with ordered=True in a `jax.shard_map` over some axes of the mesh only: JAX {jax.__version__} "
+            "cannot compile it. Use ordered=False, a shard_map over all axes, or JAX 0.12"
+        )
+
+
+def part_number() -> tuple[Any, Any]:
+    """In a program that runs on several devices: the number of the part that runs, and its abstract value."""
+    return _stablehlo.partition_id(), AbstractValue((), np.dtype(np.uint32))
+
+
+def lower_any(ctx: LoweringRuleContext, operand: Any, aval: Any) -> Any:
+    """Whether any element of a Boolean operand is true."""
+    if not aval.shape:
+        return operand
+    scalar = AbstractValue((), np.dtype(np.bool_))
+    ctx = ctx.replace(avals_in=[aval], avals_out=[scalar], tokens_in=mlir.TokenSet(), tokens_out=None, primitive=None)
+    return mlir.lower_fun(jnp.any, multiple_results=False)(ctx, operand)[0]
+
+
+def emit_partitioned_call(
+    ctx: LoweringRuleContext, target: str, text: bytes, operands: Sequence[Any], ordered_effect: Effect | None
+) -> None:
+    """Calls what the rule of `target` makes for each part of the program; see :func:`register_partitioner`."""
+    token = _last_token(ctx) if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
+    call = _stablehlo.CustomCallOp(
+        [_stablehlo.TokenType.get()],
+        [token, *operands],
+        call_target_name=_ir.StringAttr.get(target),
+        has_side_effect=_ir.BoolAttr.get(True),
+        api_version=mlir.i32_attr(2),
+        called_computations=_ir.ArrayAttr.get([]),
+        backend_config=_ir.StringAttr.get("hex" + text.hex()),
+        operand_layouts=None,
+        result_layouts=None,
+    )
+    if ordered_effect is None:
+        _set_last_token(ctx, call.results[0])
+    else:
+        ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({ordered_effect: call.results[0]})))
+
+
+@dataclass(frozen=True)
+class PartedOperand:
+    """An operand of a call in a program that XLA splits.
+
+    Attributes:
+        shape: of the array in the whole program.
+        part_shape: of what a part of the program has.
+        dtype: element type; None for a token.
+        element: the same for MLIR, ``"token"`` for a token.
+        sharding: XLA's description of who has what.
+    """
+
+    shape: tuple[int, ...]
+    part_shape: tuple[int, ...]
+    dtype: Any
+    element: str
+    sharding: Any
+
+
+def register_partitioner(target: str, partition: Callable[[Sequence[PartedOperand], bytes], str]) -> None:
+    """Sets the rule of a custom call with side effects in programs that XLA splits over devices.
+
+    ``partition(operands, text)`` gets the text that the call carries and returns the MLIR module that each part runs. The
+    first operand is a token, and so is the result.
+    """
+
+    def rule(shapes: Any, shardings: Any, _: Any, result_sharding: Any, text: bytes) -> Any:
+        with mlir.make_ir_context():
+            operands = [_parted(shape, sharding) for shape, sharding in zip(shapes, shardings, strict=True)]
+            module = _ir.Module.parse(partition(operands, bytes.fromhex(text.decode().removeprefix("hex"))))
+            return mlir.module_to_bytecode(module), shardings, result_sharding
+
+    def propagate(sharding: Any, *_: Any) -> Any:
+        return sharding
+
+    def infer(*_: Any) -> Any:
+        return xla_client.HloSharding.replicate()
+
+    xla_client.register_custom_call_partitioner(
+        target, propagate, rule, infer, can_side_effecting_have_replicated_sharding=True
+    )
+
+
+def _parted(shape: Any, sharding: Any) -> PartedOperand:
+    if shape.is_token():
+        return PartedOperand((), (), None, "token", sharding)
+    dtype = np.dtype(shape.numpy_dtype())
+    part_shape = tuple(sharding.tile(shape).dimensions())
+    return PartedOperand(tuple(shape.dimensions()), part_shape, dtype, str(mlir.dtype_to_ir_type(dtype)), sharding)
 
 
 # -- reading jaxprs --------------------------------------------------------------------------------------------------
@@ -398,6 +578,26 @@ def _keep_effects_in_scan() -> None:
         return hoist(jaxpr, consts, num_res, *rest)
 
     _loops._scan_known_hoisting = guarded
+
+    # Under `checkpoint` another rule does the same, except for references to arrays. A copy of it that takes everything
+    # for a reference, and in which nothing can be taken out, leaves all in the loop.
+    rule = _loops._scan_partial_eval_custom
+
+    def take_nothing_out(jaxpr: Any, *_: Any) -> tuple[Any, Any, list[bool], list[Any]]:
+        nothing = jax.make_jaxpr(lambda: [])()
+        info = jaxpr.jaxpr.debug_info.with_unknown_names()
+        nothing = jex_core.ClosedJaxpr(nothing.jaxpr.replace(debug_info=info), [])
+        return nothing, jaxpr, [True] * len(jaxpr.out_avals), []
+
+    private = types.SimpleNamespace(**{**vars(_loops.pe), "partial_eval_jaxpr_nounits": take_nothing_out})
+    names = {**rule.__globals__, "state": types.SimpleNamespace(AbstractRef=object), "pe": private}
+    keeps = types.FunctionType(rule.__code__, names, rule.__name__, rule.__defaults__, rule.__closure__)
+
+    def chosen(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        ours = any(type(effect) in _ours for effect in eqn.effects)
+        return (keeps if ours else rule)(saveable, unknown, instantiated, eqn)
+
+    partial_eval.partial_eval_jaxpr_custom_rules[_loops.scan_p] = chosen
 
 
 def _refuse_ordered_effects_in_batched_predicates() -> None:

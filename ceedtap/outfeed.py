@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import hashlib
 import itertools
 import logging
@@ -20,15 +19,17 @@ import traceback
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 
 from ceedtap import notebook, protocol
 from ceedtap.consumer import Consumer, failures_of
-from ceedtap.host_functions import check_result
+from ceedtap.description import Description
 from ceedtap.native import ffi, lib
+from ceedtap.routes import Binding, Route, RouteReference, Tee, Transforms, fields
+from ceedtap.shards import Parts
 
 logger = logging.getLogger("ceedtap")
 
@@ -42,145 +43,12 @@ MAX_KEPT_ERRORS = 100
 #: At exit, draining ends when no event has been consumed for this long, in seconds.
 EXIT_PATIENCE_SEC = 10.0
 
-Transforms = tuple[tuple[str, dict[str, Any]], ...]
-_POLICIES = {"block": lib.CT_BLOCK, "drop_newest": lib.CT_DROP_NEWEST, "drop_oldest": lib.CT_DROP_OLDEST}
-
 
 class CallbackException(ExceptionGroup):
     """Exceptions that consumers raised, as they were raised; each has a note that names the tap."""
 
     def derive(self, excs: Sequence[Exception]) -> CallbackException:  # type: ignore[override]
         return CallbackException(self.message, excs)
-
-
-@dataclass(frozen=True, eq=False)
-class Binding:
-    """A consumer with the arguments of one tap in a program.
-
-    Attributes:
-        consumer: called on the receiver thread.
-        kwargs: keyword arguments of every call.
-        treedef: structure of the tapped positional arguments.
-        keys: for each leaf, the name of the random number generator when it holds keys.
-        with_device: whether the consumer also gets ``device=``.
-    """
-
-    consumer: Consumer
-    kwargs: dict[str, Any]
-    treedef: Any
-    keys: tuple[str | None, ...]
-    with_device: bool
-
-    @property
-    def name(self) -> str:
-        what = self.kwargs.get("what")
-        return f"{self.consumer.name}[{what}]" if isinstance(what, str) else self.consumer.name
-
-    def deliver(self, leaves: list[Any], transforms: Transforms, device: int) -> None:
-        for i, key in enumerate(self.keys):
-            if key is not None:
-                leaves[i] = jax.random.wrap_key_data(leaves[i], impl=key)
-        args = jax.tree.unflatten(self.treedef, leaves)
-        kwargs = self.kwargs
-        if transforms:
-            kwargs = {**kwargs, "transforms": transforms}
-        if self.with_device:
-            kwargs = {**kwargs, "device": local_devices().get(device)}
-        result = self.consumer.func(*args, **kwargs)  # once more on the stack would cost more than all the rest here
-        if result is not None:
-            check_result(result, self.consumer.func, "a consumer")
-
-
-@functools.cache
-def local_devices() -> dict[int, jax.Device]:
-    """The devices of this process by their local number."""
-    return {device.id: device for device in jax.local_devices()}
-
-
-class Tee(Protocol):
-    """Gets the bytes of frames on their way to consumers: recordings and publications are such.
-
-    A tap whose events it wants sends them even where no consumer listens.
-    """
-
-    #: Events that nobody else wants may be dropped when the queue is full, whatever the consumer's policy.
-    lossy: bool
-
-    def wants(self, route: Route) -> bool:
-        """Asked once for each route."""
-
-    def take(self, route: Route, frame: Any) -> None:
-        """Gets the buffer of a frame, on the receiver thread; it must not be changed, nor used later."""
-
-
-class Route:
-    """The way from a tap in compiled programs to a consumer. Programs refer to it by the id in the frame's header."""
-
-    tees: tuple[Tee, ...] = ()
-    _last_counts: tuple[int, dict[int, dict[str, int]]] = (0, {})
-
-    def __init__(self, binding: Binding, transforms: Transforms, header: protocol.Header) -> None:
-        self.binding = binding
-        self.transforms = transforms
-        self.header = header
-        self.header_bytes = protocol.encode_header(header)
-        self.decode = protocol.array_decoder(header)
-        self.native = ffi.NULL  # ct_consumer, while the registry has it
-        self.handle = ffi.new_handle(self)
-
-    def connect(self, native: Any, tees: Sequence[Tee]) -> None:
-        self.native = native
-        self.binding.consumer.routes.add(self)
-        self.choose(tees)
-
-    def choose(self, tees: Sequence[Tee]) -> None:
-        self.tees = tuple(tee for tee in tees if tee.wants(self))
-        consumer = self.binding.consumer
-        for user in list(consumer.routes):  # operators compute what is tapped in them if anybody wants it
-            user.enable(consumer.enabled)
-
-    def enable(self, enabled: bool) -> None:
-        consumer = self.binding.consumer
-        kept = enabled or not all(tee.lossy for tee in self.tees)
-        policy = _POLICIES[consumer.policy if kept else "drop_newest"]
-        name = self.binding.name.encode()[:120]
-        with OUTFEED.lock:  # nobody frees the native part meanwhile
-            if self.native:
-                lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
-                lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
-
-    def mute(self) -> None:
-        """Keeps the events in the programs until the next :meth:`enable`, unless somebody wants all of them."""
-        with OUTFEED.lock:
-            if self.native and not self.binding.consumer.enabled and all(tee.lossy for tee in self.tees):
-                lib.ct_consumer_enable(self.native, False)
-
-    def counts(self) -> tuple[int, dict[int, dict[str, int]]]:
-        """Events that programs had for the consumer, and, by device, what became of those that left."""
-        offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
-        with OUTFEED.lock:
-            if not self.native:
-                return self._last_counts
-            lib.ct_consumer_get_counts(self.native, offered, counts)
-        slots = {slot if slot < lib.CT_MAX_DEVICES else -1: counts[slot] for slot in range(lib.CT_MAX_DEVICES + 1)}
-        return offered[0], {device: _fields(of) for device, of in slots.items() if of.emitted}
-
-    def free(self) -> None:
-        """Frees the native part, when no program has it any more and the last event has been consumed."""
-        if any(tee.lossy for tee in self.tees):
-            self._last_counts = self.counts()
-        native, self.native = self.native, ffi.NULL
-        lib.ct_consumer_free(native)
-
-
-class RouteReference:
-    """Python's share in a route; compiled programs hold theirs in the native registry."""
-
-    def __init__(self, route: Route) -> None:
-        self.route = route
-
-    def __del__(self) -> None:
-        lib.ct_registry_unref(lib.ct_consumers(), self.route.header.consumer_id)
 
 
 @dataclass
@@ -209,7 +77,7 @@ class Outfeed:
 
     def __init__(self) -> None:
         self._routes: dict[int, Route] = {}
-        self._retired: list[Route] = []
+        self._retired: list[tuple[Any, Route | None]] = []
         self._tees: tuple[Tee, ...] = ()
         self.lock = threading.RLock()  # of the routes, their native parts, and the start of the thread
         self._progress = threading.Condition()  # of the errors; notified when frames have been consumed
@@ -220,7 +88,13 @@ class Outfeed:
 
     # -- routes --------------------------------------------------------------------------------------------------
 
-    def route(self, binding: Binding, transforms: Transforms, specs: Sequence[protocol.ArraySpec]) -> RouteReference:
+    def route(
+        self,
+        binding: Binding,
+        transforms: Transforms,
+        specs: Sequence[protocol.ArraySpec],
+        parts: Parts | None = None,
+    ) -> RouteReference:
         """A route for these arrays; it lives as long as the reference or a program compiled with it.
 
         The id is a hash of what the consumer is called and of what it gets, so that it is the same in the next process:
@@ -228,7 +102,8 @@ class Outfeed:
         """
         func = binding.consumer.func
         module = getattr(func, "__module__", None)
-        text = repr((module, binding.name, str(binding.treedef), binding.with_device, transforms, tuple(specs)))
+        options = (binding.with_device, binding.with_shard, binding.labels)
+        text = repr((module, binding.name, str(binding.treedef), options, transforms, tuple(specs), parts))
         with self.lock:
             for attempt in itertools.count():
                 digest = hashlib.blake2b(f"{text}#{attempt}".encode(), digest_size=8).digest()
@@ -240,12 +115,29 @@ class Outfeed:
             if not native:
                 raise MemoryError("ceedtap: no memory for a route")
             if route is None:
-                route = self._routes[route_id] = Route(binding, transforms, protocol.Header(route_id, tuple(specs)))
-                route.connect(native, self._tees)
+                route = Route(binding, transforms, protocol.Header(route_id, tuple(specs)), parts)
+                self._routes[route_id] = route
+                route.connect(native, self.lock, self._tees)
         self._start()
         return RouteReference(route)
 
-    def emit(self, reference: RouteReference, arrays: Sequence[np.ndarray], device: int = -1) -> None:
+    def adopt(self) -> None:
+        """Makes routes for the taps of programs that came without them, where this process knows who consumes them."""
+        found = ffi.new("ct_consumer *[64]")
+        with self.lock:
+            for native in found[0 : lib.ct_consumers_unknown(found, 64)]:
+                description = Description.decode(bytes(ffi.buffer(native.description, native.description_size)))
+                known = self._routes.get(description.like)
+                if known is None:
+                    binding, transforms = description.find(), description.definition.transforms
+                else:
+                    binding, transforms = known.binding, known.transforms
+                if binding is not None:
+                    header = protocol.decode_header(description.header)
+                    self._routes[native.id] = Route(binding, transforms, header, description.definition.parts)
+                    self._routes[native.id].connect(native, self.lock, self._tees)
+
+    def emit(self, reference: RouteReference, arrays: Sequence[np.ndarray], device: int = -1, part: int = -1) -> None:
         """Puts one event into the queue from Python, as a compiled program does.
 
         Raises:
@@ -253,7 +145,8 @@ class Outfeed:
         """
         route = reference.route
         data = protocol.encode_payload(route.header, arrays)
-        outcome = lib.ct_queue_emit(route.native, device, route.header_bytes, len(route.header_bytes), data, len(data))
+        header = route.header_bytes
+        outcome = lib.ct_queue_emit(route.native, device, part, header, len(header), data, len(data))
         if outcome == lib.CT_TIMED_OUT:
             raise TimeoutError(f"a tap waited for room in the outfeed until the time-out; {self.backlog()}")
         if outcome == lib.CT_NO_MEMORY:
@@ -261,6 +154,7 @@ class Outfeed:
 
     def attach(self, tee: Tee) -> None:
         """Lets a tee have what it wants of the routes that there are, and of those to come."""
+        self.adopt()
         with self.lock:
             self._choose((*self._tees, tee))
 
@@ -281,16 +175,15 @@ class Outfeed:
                 for key, payload in zip(keys[0:n], payloads[0:n], strict=True):
                     route = self._routes.pop(key, None)
                     native = ffi.cast("ct_consumer *", payload)
-                    if route is None:  # a program that was loaded and never asked for
-                        route = Route.__new__(Route)
-                    route.native = native
-                    self._retired.append(route)
+                    self._retired.append((native, route))
             busy = []
-            for route in self._retired:
-                if lib.ct_consumer_idle(route.native):
-                    route.free()
+            for native, route in self._retired:
+                if not lib.ct_consumer_idle(native):
+                    busy.append((native, route))
+                elif route is None:  # of a program from elsewhere, whose consumer this process does not have
+                    lib.ct_consumer_free(native)
                 else:
-                    busy.append(route)
+                    route.free()
             self._retired = busy
 
     # -- the receiver thread -------------------------------------------------------------------------------------
@@ -315,18 +208,20 @@ class Outfeed:
 
     def _deliver(self, frame: Any) -> None:
         size = frame.size
+        if not frame.consumer.route:
+            self.adopt()
         handle = frame.consumer.route
         route: Route | None = ffi.from_handle(handle) if handle else None
         lent = size >= LEND_BYTES
         if lent:
             # Arrays made from this buffer keep it, it keeps the pointer, and that gives the frame back in the end.
             owner = ffi.gc(lib.ct_frame_bytes(frame), lambda _, frame=frame: lib.ct_frame_free(frame))
-            data = ffi.buffer(owner, size)
+            data: protocol.Bytes = memoryview(ffi.buffer(owner, size)).toreadonly()
         else:
-            data = bytearray(ffi.buffer(lib.ct_frame_bytes(frame), size))
+            data = bytes(ffi.buffer(lib.ct_frame_bytes(frame), size))
         try:
             if route is None:
-                raise LookupError(f"an event came for consumer {frame.consumer.id:#018x}, which nobody has asked for")
+                raise LookupError(_unknown(frame.consumer))
             for tee in route.tees:
                 try:
                     tee.take(route, data)
@@ -334,7 +229,8 @@ class Outfeed:
                     self.keep(error)
             if route.binding.consumer.enabled:
                 notebook.follow_cell()
-                route.binding.deliver(route.decode(data), route.transforms, frame.device)
+                shard = route.shard(frame.device, frame.part) if route.binding.with_shard else None
+                route.binding.deliver(route.decode(data), route.transforms, frame.device, shard)
         except BaseException as error:  # nothing that a consumer does may end the stream
             self._keep(error, frame, route)
         finally:
@@ -464,7 +360,7 @@ class Outfeed:
         self._thread = None
         self._choose(())  # files and sockets belong to the parent
         # The parent's receiver may have been about to free some of these.
-        self._retired = [route for route in self._retired if route.native]
+        self._retired = [(native, route) for native, route in self._retired if route is None or route.native]
 
     def shut_down(self) -> None:
         """At exit: delivers what there is, says what could not be delivered, and ends the thread."""
@@ -490,15 +386,20 @@ class Outfeed:
             traceback.print_exception(error)
 
 
-def _fields(struct: Any) -> dict[str, int]:
-    return {name: getattr(struct, name) for name, _ in ffi.typeof(struct).fields}
-
-
 def queue_stats() -> dict[str, int]:
     """The totals of :func:`stats`."""
     stats = ffi.new("ct_queue_stats *")
     lib.ct_queue_get_stats(stats)
-    return _fields(stats[0])
+    return fields(stats[0])
+
+
+def _unknown(native: Any) -> str:
+    """What to do about an event that nobody has asked for."""
+    text = f"an event came for consumer {native.id:#018x}, which this process does not have"
+    if not native.description:
+        return text
+    description = Description.decode(bytes(ffi.buffer(native.description, native.description_size)))
+    return f"{text}: `{description.definition.tap}` of a program from elsewhere; {description.advice()}"
 
 
 def _settled() -> int:

@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
-from ceedtap.consumer import Consumer, Tap
+from ceedtap.consumer import Consumer
 from ceedtap.fields import from_scalars
-from ceedtap.outfeed import Binding
-from ceedtap.primitive import id_tap, split, tap_p, through_p
+from ceedtap.named_tap import Tap
+from ceedtap.primitive import batch_mark, id_tap, split, tap_p, through_p
+from ceedtap.routes import Binding
 
 _TAPS = {tap_p, through_p}
 _DEBUGGING = {jax_compat.debug_print_p, jax_compat.debug_callback_p}
@@ -43,7 +44,8 @@ def _labelled(binding: Binding, operator: str) -> Binding:
     known = _bindings.setdefault(binding, {})
     if operator not in known:
         kwargs = {"where": "qfunction", "operator": operator, **binding.kwargs}
-        known[operator] = _PointBinding(binding.consumer, kwargs, binding.treedef, binding.keys, binding.with_device)
+        parts = (binding.treedef, binding.keys, binding.with_device, binding.with_shard, binding.labels)
+        known[operator] = _PointBinding(binding.consumer, kwargs, *parts)
     return known[operator]
 
 
@@ -67,7 +69,7 @@ def _rewritten(closed: Any, change: Callable[[dict[str, Any]], dict[str, Any] | 
             tap(*operands, emits=True, **params)
         changed = change({**params, "emits": False})
         if changed is None:
-            return split(operands, params["conditions"])[0]
+            return split(operands, params["binding"], params["conditions"])[0]
         return list(through_p.bind(*operands, **{**changed, "emits": False}))
 
     return jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=True)
@@ -129,8 +131,10 @@ def batched(closed: Any) -> Callable[..., list[Any]]:
     """The function whose derivatives are taken of a batch: of arrays with the lanes in the first axis."""
 
     def mark(params: dict[str, Any]) -> dict[str, Any]:
-        dims = (("batch_dims", (0,) * len(params["binding"].keys)),)
-        return {**params, "transforms": (*params["transforms"], ("batch", dims))}
+        binding = params["binding"]
+        labels = (0,) * binding.num_labels
+        mark = batch_mark((0,) * (len(binding.keys) - len(labels)), labels)
+        return {**params, "transforms": (*params["transforms"], mark)}
 
     return _rewritten(closed, mark)
 
@@ -214,13 +218,14 @@ def collect(closed: Any, operator: str, dtype: np.dtype) -> Collected:
     def tap(*operands: Any, emits: bool, **params: Any) -> list[Any]:
         if not emits:
             return []
-        tapped, held = split(operands, params["conditions"])
-        values = tuple((output(value), np.dtype(value.dtype)) for value in tapped)
+        operands = tuple(map(jax_compat.as_operand, operands))
+        tapped, labels, held = split(operands, params["binding"], params["conditions"])
+        values = tuple((output(value), np.dtype(value.dtype)) for value in [*tapped, *labels])
         taps.append(PointTap(params, values, tuple(map(output, held))))
         return []
 
-    def through(*operands: Any, conditions: int, **_: Any) -> list[Any]:
-        return split(operands, conditions)[0]
+    def through(*operands: Any, binding: Binding, conditions: int, **_: Any) -> list[Any]:
+        return split(operands, binding, conditions)[0]
 
     evaluate = jax_compat.interpreter(closed, {tap_p: tap, through_p: through}, differentiable=False)
 

@@ -23,10 +23,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ceedtap import jax_compat
+from ceedtap import jax_compat, partitioned
 from ceedtap.arguments import Interned, specs, take_apart
 from ceedtap.consumer import Consumer
-from ceedtap.outfeed import OUTFEED, Binding, Transforms
+from ceedtap.outfeed import OUTFEED
+from ceedtap.routes import Binding, Transforms
+from ceedtap.shards import Replicas, events_of
 
 # -- primitives ------------------------------------------------------------------------------------------------------
 
@@ -75,9 +77,11 @@ def id_tap(
     result: Any = _MISSING,
     when: Any = None,
     tap_with_device: bool = False,
+    tap_with_shard: bool = False,
     ordered: bool = False,
     stateful: bool = True,
     tangents: bool = True,
+    replicas: Replicas = "first",
     **kwargs: Any,
 ) -> Any:
     """Calls ``func(*args, **kwargs)`` on the host with the values that `args` have when the program runs.
@@ -91,13 +95,18 @@ def id_tap(
         when: a boolean, or an array of them, that the program computes: an event, of derivatives too, leaves only where
             it is true, or any of them; under `jax.vmap`, where it is true in any lane.
         tap_with_device: `func` also gets ``device=``, the `jax.Device` that ran the program.
+        tap_with_shard: `func` also gets ``shard=``, a :class:`ceedtap.Shard`: which part of the arrays the event has.
         ordered: events arrive in the order of the program. Otherwise events that do not depend on each other may
             overtake each other.
         stateful: False selects data dependence. The tap has no JAX effect, which keeps JAX's fast dispatch of jitted
             functions (5 us in place of 50 us a call), and is dropped where its result is not used. The result must be
             used in place of `args`.
         tangents: whether derivatives are tapped as well.
-        kwargs: passed on to `func`.
+        replicas: where a program is spread over devices by JAX (arrays with a `jax.sharding.NamedSharding`), each
+            device's part of the arrays is an event. Several devices may have the same part: ``"first"``, one of them
+            taps it; ``"all"``, each of them does.
+        kwargs: passed on to `func`. JAX arrays among them are labels of the event: `func` gets the values that they
+            have when the program runs, as NumPy arrays; they have no derivatives.
 
     Returns:
         `result` when given; else `args`, as it is when there is just one.
@@ -106,7 +115,7 @@ def id_tap(
     outermost transformation last:
 
     * `jax.vmap`: one event with the batched arrays and ``("batch", {"batch_dims": (0, None)})``, one axis or None for
-      each leaf.
+      each leaf; where labels are batched as well, with ``"label_dims"`` for theirs.
     * `jax.jvp`: a second event with the tangents and ``("jvp", {})``.
     * `jax.grad`, `jax.vjp`: a second event with the cotangents and ``("jvp", {}), ("transpose", {})``, if the result is
       used.
@@ -127,29 +136,38 @@ def id_tap(
         raise ValueError("ordered=True needs stateful=True: the order is kept by a JAX effect")
     if result is not _MISSING and not stateful:
         raise ValueError("result= needs stateful=True: without an effect, a tap whose result is not used is dropped")
-    taken = take_apart(args, "id_tap")
-    arrays = taken.arrays
+    if replicas not in Replicas.__args__:
+        raise ValueError(f"replicas is one of {', '.join(map(repr, Replicas.__args__))}, got {replicas!r}")
+    labels = {name: kwargs.pop(name) for name in list(kwargs) if _has_arrays(kwargs[name])}
+    taken = take_apart((*args, *labels.values()), "id_tap")
     with_device = tap_with_device or (isinstance(func, Consumer) and func.wants_device)
-    binding = _binding(func, kwargs, taken.treedef, taken.keys, with_device)
+    binding = _binding(func, kwargs, taken.treedef, taken.keys, with_device, tap_with_shard, tuple(labels))
 
     condition = [] if when is None else [_as_condition(when)]
+    operands = [*taken.arrays, *condition]
     options: dict[str, Any] = {
         "binding": binding,
         "transforms": (),
         "ordered": ordered,
         "conditions": len(condition),
+        "replicas": replicas,
     }
+    tapped = split(operands, binding, len(condition))[0]
     if stateful:
-        tap_p.bind(*arrays, *condition, derivatives=tangents, emits=True, **options)
+        tap_p.bind(*operands, derivatives=tangents, emits=True, **options)
         if result is not _MISSING:
             return result
         # Only what is being traced can have derivatives; everything else is returned as it came.
-        if not tangents or not any(isinstance(array, jax.core.Tracer) for array in arrays):
+        if not tangents or not any(isinstance(array, jax.core.Tracer) for array in tapped):
             return args[0] if len(args) == 1 else args
-    outs = through_p.bind(*arrays, *condition, derivatives=tangents, emits=not stateful, **options)
-    outs = [leaf if key else out for leaf, out, key in zip(taken.leaves, outs, taken.keys, strict=True)]
-    args = jax.tree.unflatten(taken.treedef, outs)
+    outs = through_p.bind(*operands, derivatives=tangents, emits=not stateful, **options)
+    outs = [leaf if key else out for leaf, out, key in zip(taken.leaves, outs, taken.keys, strict=False)]
+    args = jax.tree.unflatten(jax.tree.structure(args), outs)
     return args[0] if len(args) == 1 else args
+
+
+def _has_arrays(label: Any) -> bool:
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(label))
 
 
 def _as_condition(when: Any) -> Any:
@@ -225,10 +243,11 @@ def _thaw(transforms: Any) -> Transforms:
     return tuple((name, dict(params)) for name, params in transforms)
 
 
-def split(args: Sequence[Any], conditions: int) -> tuple[list[Any], list[Any]]:
-    """What is tapped, and the conditions, which come last. Each must have a value that is not zero."""
-    count = len(args) - conditions
-    return list(args[:count]), list(args[count:])
+def split(args: Sequence[Any], binding: Binding, conditions: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """What is tapped, the labels, and the conditions. Each condition must have a value that is not zero."""
+    end = len(args) - conditions
+    start = end - binding.num_labels
+    return list(args[:start]), list(args[start:end]), list(args[end:])
 
 
 def _callback_lowering(
@@ -240,7 +259,7 @@ def _callback_lowering(
     conditions: int,
     **_: Any,
 ) -> list[Any]:
-    """Where there is no native handler: on other platforms than CPU, and where XLA partitions the program."""
+    """Where there is no native handler: on other platforms than CPU."""
 
     def emit(*args: Any) -> tuple[()]:
         # The shapes of shards are known only now, and JAX does not tell which device called.
@@ -254,24 +273,24 @@ def _callback_lowering(
 _exported: list[Any] = []
 
 
-def _tap_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, **params: Any) -> list[Any]:
-    if jax_compat.is_partitioned(ctx):
-        return _callback_lowering(ctx, *operands, **params)
-    binding, conditions = params["binding"], params["conditions"]
-    tapped, _ = split(ctx.avals_in, conditions)
-    reference = OUTFEED.route(binding, _thaw(params["transforms"]), specs(tapped, binding.keys))
+def _tap_lowering(
+    ctx: jax_compat.LoweringRuleContext,
+    *operands: Any,
+    binding: Binding,
+    transforms: Any,
+    ordered: bool,
+    conditions: int,
+    replicas: Replicas,
+    **_: Any,
+) -> list[Any]:
+    effect = _effects[True] if ordered else None
+    reference = partitioned.emit(ctx, operands, binding, _thaw(transforms), conditions, replicas, effect)
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
     # is bytes, which can hold nothing, so its routes live as long as the process.
     if ctx.module_context.lowering_parameters.for_export:
         _exported.append(reference)
     else:
         jax_compat.add_keepalive(ctx, reference)
-    attributes: dict[str, Any] = {
-        "header": np.frombuffer(reference.route.header_bytes, np.uint32),
-        "conditions": np.int32(conditions),
-    }
-    effect = _effects[True] if params["ordered"] else None
-    jax_compat.emit_ffi_call(ctx, "ceedtap_tap", operands, effect, **attributes)
     return []
 
 
@@ -280,7 +299,7 @@ def _through_lowering(
 ) -> Any:
     if emits:
         lower_tap(ctx, *operands, **params)
-    return split(operands, params["conditions"])[0]
+    return split(operands, params["binding"], params["conditions"])[0]
 
 
 for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
@@ -289,17 +308,25 @@ for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
 
 
 def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditions: int, device: int = -1) -> None:
-    arrays, held = split(list(map(np.asarray, args)), conditions)
-    if all(map(np.any, held)):
-        OUTFEED.emit(OUTFEED.route(binding, _thaw(transforms), specs(arrays, binding.keys)), arrays, device)
+    arrays = list(map(np.asarray, args))
+    count = len(arrays) - conditions
+    if all(map(np.any, arrays[count:])):
+        reference = OUTFEED.route(binding, _thaw(transforms), specs(arrays[:count], binding.keys))
+        OUTFEED.emit(reference, arrays[:count], device)
 
 
 @tap_p.def_impl
-def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditions: int, **_: Any) -> list[Any]:
+def _tap_impl(
+    *args: Any, binding: Binding, transforms: Any, conditions: int, replicas: Replicas, **_: Any
+) -> list[Any]:
     """Outside of compiled code an event goes straight to the queue: nothing to compile, nothing to cache."""
-    devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
-    device = devices.pop().id if len(devices) == 1 else -1
-    _emit(args, binding, transforms, conditions, device)
+    args = tuple(map(jax_compat.as_operand, args))
+    count = len(args) - conditions
+    if not all(map(np.any, args[count:])):
+        return []
+    for event in events_of(args[:count], replicas):
+        reference = OUTFEED.route(binding, _thaw(transforms), specs(event.arrays, binding.keys), event.parts)
+        OUTFEED.emit(reference, event.arrays, event.device, event.part)
     return []
 
 
@@ -307,7 +334,7 @@ def _tap_impl(*args: Any, binding: Binding, transforms: Any, conditions: int, **
 def _through_impl(*args: Any, emits: bool, **params: Any) -> list[Any]:
     if emits:
         _tap_impl(*args, **params)
-    return split(args, params["conditions"])[0]
+    return split(args, params["binding"], params["conditions"])[0]
 
 
 # -- abstract evaluation ---------------------------------------------------------------------------------------------
@@ -319,18 +346,23 @@ def _tap_abstract_eval(*avals: Any, ordered: bool, **_: Any) -> tuple[list[Any],
 
 
 @through_p.def_abstract_eval
-def _through_abstract_eval(*avals: Any, conditions: int, **_: Any) -> list[Any]:
-    return split(avals, conditions)[0]
+def _through_abstract_eval(*avals: Any, binding: Binding, conditions: int, **_: Any) -> list[Any]:
+    return split(avals, binding, conditions)[0]
 
 
 # -- batching --------------------------------------------------------------------------------------------------------
 
 
+def batch_mark(tapped: Sequence[int | None], labels: Sequence[int | None]) -> Any:
+    """What `transforms` says of a batch: the axes of the lanes."""
+    dims = (("batch_dims", tuple(tapped)),)
+    return "batch", dims if all(dim is None for dim in labels) else (*dims, ("label_dims", tuple(labels)))
+
+
 def _batching(primitive: Any, args: Any, dims: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     """One event with the batched arrays, however long the batch is."""
-    tapped, _ = split(dims, params["conditions"])
-    mark = ("batch", (("batch_dims", tuple(tapped)),))
-    outs = primitive.bind(*args, transforms=(*transforms, mark), **params)
+    tapped, labels, _ = split(dims, params["binding"], params["conditions"])
+    outs = primitive.bind(*args, transforms=(*transforms, batch_mark(tapped, labels)), **params)
     return outs, tapped[: len(outs)]
 
 
@@ -345,29 +377,31 @@ _TRANSPOSE = ("transpose", ())
 
 def _is_float0(tangent: Any) -> bool:
     """Whether it is the tangent of an integer, which has no values."""
-    aval: Any = tangent.aval if isinstance(tangent, jax_compat.Zero) else tangent
+    aval: Any = tangent.aval if isinstance(tangent, jax_compat.Zero) else jax.typeof(tangent)
     return bool(aval.dtype == jax.dtypes.float0)
 
 
 def _instantiate(primal: Any, tangent: Any) -> Any:
     """A tangent as an array of the primal's type: symbolic zeros and the tangents of integers become zeros."""
-    zero = isinstance(tangent, jax_compat.Zero) or _is_float0(tangent)
-    return jnp.zeros(primal.shape, primal.dtype) if zero else tangent
+    if isinstance(tangent, jax_compat.Zero) or _is_float0(tangent):
+        return jax_compat.zeros(primal if isinstance(primal, jax_compat.AbstractValue) else jax.typeof(primal))
+    return jax_compat.as_operand(tangent)
 
 
-def _directions(primals: Any, tangents: Any, conditions: int) -> list[Any]:
+def _directions(primals: Any, tangents: Any, binding: Binding, conditions: int) -> list[Any]:
     """The operands of a tap of the tangents."""
-    arrays, held = split(primals, conditions)
-    return [*map(_instantiate, arrays, tangents[: len(arrays)]), *held]
+    arrays, labels, held = split(primals, binding, conditions)
+    return [*map(_instantiate, arrays, tangents[: len(arrays)]), *labels, *held]
 
 
 def _tap_jvp(
     primals: Any, tangents: Any, *, transforms: Any, emits: bool, **params: Any
 ) -> tuple[list[Any], list[Any]]:
+    primals = list(map(jax_compat.as_operand, primals))
     if emits:
         tap_p.bind(*primals, transforms=transforms, emits=True, **params)
     if params["derivatives"]:
-        directions = _directions(primals, tangents, params["conditions"])
+        directions = _directions(primals, tangents, params["binding"], params["conditions"])
         tap_p.bind(*directions, transforms=(*transforms, _JVP), emits=True, **params)
     return [], []
 
@@ -378,25 +412,27 @@ def _tap_transpose(_: Any, *args: Any, **params: Any) -> list[Any]:
 
 
 def _through_jvp(primals: Any, tangents: Any, *, transforms: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+    primals = list(map(jax_compat.as_operand, primals))
     outs = through_p.bind(*primals, transforms=transforms, **params)
     tangents = tangents[: len(outs)]
     if not params["derivatives"]:
         return outs, list(tangents)
-    directions = _directions(primals, tangents, params["conditions"])
+    directions = _directions(primals, tangents, params["binding"], params["conditions"])
     out_tangents = through_p.bind(*directions, transforms=(*transforms, _JVP), **params)
     return outs, [t if _is_float0(t) else out for t, out in zip(tangents, out_tangents, strict=True)]
 
 
 def _through_transpose(cotangents: Any, *args: Any, transforms: Any, emits: bool, **params: Any) -> list[Any]:
-    arrays, held = split(args, params["conditions"])
+    arrays, labels, held = split(args, params["binding"], params["conditions"])
     linear = [jax_compat.is_undefined_primal(arg) for arg in arrays]
-    avals = [arg.aval if is_linear else arg for arg, is_linear in zip(arrays, linear, strict=True)]
-    filled = [*map(_instantiate, avals, cotangents), *held]
+    avals = [arg.aval if is_linear else jax.typeof(arg) for arg, is_linear in zip(arrays, linear, strict=True)]
+    filled = [*map(_instantiate, avals, cotangents), *map(jax_compat.as_operand, [*labels, *held])]
     params = dict(params, transforms=(*transforms, _TRANSPOSE))
     if not emits:
         tap_p.bind(*filled, emits=True, **params)
     outs = through_p.bind(*filled, emits=emits, **params)
-    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)] + [None] * len(held)
+    rest = [None] * (len(labels) + len(held))
+    return [out if is_linear else None for out, is_linear in zip(outs, linear, strict=True)] + rest
 
 
 jax_compat.primitive_jvps[tap_p] = _tap_jvp

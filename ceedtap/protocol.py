@@ -18,7 +18,8 @@ word    version 1                       word    version 2
 ..      ..                              10, 11  time of emission, nanoseconds since 1970
 ..      ..                              12      CRC-32 of the frame with 0 in this word; 0 without the flag
 ..      ..                              13      words of the header, a multiple of 16
-..      ..                              14, 15  0
+..      ..                              14      part of a program that runs on several devices, plus 1; 0: unknown
+..      ..                              15      0
 ..      ..                              16 -    metadata
 ======= =============================== ======= =========================================================
 
@@ -107,6 +108,7 @@ class Header:
     run_id: int = 0
     seq: int = 0
     time_ns: int = 0
+    part: int = -1
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +167,7 @@ def encode_header(header: Header) -> bytes:
     if header.version != 1:
         words[5] = header.device % 2**32
         words[6:8], words[8:10], words[10:12] = _halves(header.run_id), _halves(header.seq), _halves(header.time_ns)
-        words[13] = len(words)
+        words[13], words[14] = len(words), header.part + 1
     first = _FIRST_METADATA_WORD[magic]
     words[first:] = np.frombuffer(metadata.ljust(nbytes - 4 * first, b"\0"), ">u4")
     return words.tobytes()
@@ -205,12 +207,13 @@ def decode_header(data: Bytes) -> Header:
     if magic == MAGIC_1:
         return Header(consumer_id, specs, version=1)
     w = [int(word) for word in words[:16]]
-    if w[4] & ~HAS_CHECKSUM or (w[12] and not w[4] & HAS_CHECKSUM) or w[14] or w[15]:
+    if w[4] & ~HAS_CHECKSUM or (w[12] and not w[4] & HAS_CHECKSUM) or w[14] > 2**31 or w[15]:
         raise ProtocolError("flags that version 2 does not know, or words that must be zero", 16)
     if 4 * w[13] != nbytes:
         raise ProtocolError(f"the header has {nbytes // 4} words, it says {w[13]}", 52)
     device = w[5] - (w[5] >> 31 << 32)
-    return Header(consumer_id, specs, 2, device, w[6] << 32 | w[7], w[8] << 32 | w[9], w[10] << 32 | w[11])
+    times = w[6] << 32 | w[7], w[8] << 32 | w[9], w[10] << 32 | w[11]
+    return Header(consumer_id, specs, 2, device, *times, w[14] - 1)
 
 
 def _decode_metadata(metadata: bytes, magic: int) -> tuple[ArraySpec, ...]:
@@ -241,7 +244,8 @@ def array_decoder(header: Header) -> Callable[[Bytes], list[np.ndarray]]:
     """A function from the bytes of a frame with this header to its arrays. Most streams repeat one header; what depends
     on it alone is done here, once.
 
-    The arrays are views of the bytes, except for those whose place in the frame is not aligned for their type.
+    The arrays are views of the bytes, except for those whose place in the frame is not aligned for their type. They can
+    be written to if the bytes can.
     """
     *starts, end = header.offsets()
     plan = [(spec.shape, spec.dtype, start) for spec, start in zip(header.specs, starts, strict=True)]
@@ -252,7 +256,8 @@ def array_decoder(header: Header) -> Callable[[Bytes], list[np.ndarray]]:
             raise ProtocolError(f"the frame has {end} bytes, got {len(data)}", len(data))
         arrays = [np.ndarray(shape, dtype, data, start) for shape, dtype, start in plan]
         for i in misaligned:
-            arrays[i] = arrays[i].copy()
+            writeable, arrays[i] = arrays[i].flags.writeable, arrays[i].copy()
+            arrays[i].flags.writeable = writeable
         return arrays
 
     return decode

@@ -21,9 +21,10 @@ from typing import Any
 
 from ceedtap import outfeed, protocol
 from ceedtap import recording_format as fmt
-from ceedtap.outfeed import OUTFEED, Route
+from ceedtap.outfeed import OUTFEED
 from ceedtap.publication_names import socket_path
 from ceedtap.recording_definition import definition, pack, tap_name
+from ceedtap.routes import Route
 
 #: Frames are sent at such intervals, in seconds: a thread that is woken by each of them would disturb the program.
 TICK_SEC = 0.05

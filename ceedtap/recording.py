@@ -18,7 +18,8 @@ from ceedtap.recording_reader import Damage, FrameFile
 
 if TYPE_CHECKING:
     from ceedtap.mesh import Mesh
-    from ceedtap.outfeed import Transforms
+    from ceedtap.routes import Transforms
+    from ceedtap.shards import Shard
     from ceedtap.space import Space
 
 
@@ -35,6 +36,7 @@ class Event:
         run_id: the same on all devices for one execution of a program.
         seq: counts the events of the process.
         time_ns: of emission, in nanoseconds since 1970.
+        shard: of a program that ran on several devices: what of the tapped arrays the event has.
     """
 
     tap: str
@@ -45,6 +47,7 @@ class Event:
     run_id: int
     seq: int
     time_ns: int
+    shard: Shard | None = None
 
     @property
     def value(self) -> Any:
@@ -125,12 +128,13 @@ class Recording(Mapping[str, "Series"]):
 def event(file: FrameFile, number: int) -> Event:
     """An event of a file."""
     definition = file.definitions[file.kinds[number]]
+    leaves = file.leaves(number)
     return Event(
         definition.tap,
-        definition.args(file.leaves(number)),
-        definition.labels,
+        *definition.arguments(leaves),
         definition.transforms,
         *(int(column[number]) for column in (file.devices, file.run_ids, file.seqs, file.times)),
+        definition.shard(file.part(number), leaves),
     )
 
 

@@ -12,9 +12,10 @@ import msgpack
 import numpy as np
 
 from ceedtap import recording_names
+from ceedtap.shards import Parts, Shard
 
 if TYPE_CHECKING:
-    from ceedtap.outfeed import Binding, Route, Transforms
+    from ceedtap.routes import Binding, Route, Transforms
 
 _TUPLE, _SLICE = 1, 2  # extension types of msgpack
 
@@ -68,6 +69,7 @@ class Definition:
     Attributes:
         route: the consumer id in its frames.
         tap: name of the tap.
+        consumer: name of the consumer.
         labels: the keyword arguments of the tap.
         omitted: keyword arguments that cannot be recorded, as text.
         tree: the structure of the values; see `_encode_tree`.
@@ -75,10 +77,14 @@ class Definition:
         keys: for each array, the name of the random number generator when it holds keys.
         transforms: as a consumer gets them.
         with_device: whether a consumer gets ``device=``.
+        with_shard: whether a consumer gets ``shard=``.
+        traced_labels: names of the last arguments, which are keyword arguments of a consumer.
+        parts: of the program, if it runs on several devices.
     """
 
     route: int
     tap: str
+    consumer: str
     labels: dict[str, Any]
     omitted: dict[str, str]
     tree: Any
@@ -86,10 +92,15 @@ class Definition:
     keys: tuple[str | None, ...]
     transforms: Transforms
     with_device: bool
+    with_shard: bool
+    traced_labels: tuple[str, ...]
+    parts: Parts | None
 
     def encode(self) -> bytes:
         """As msgpack."""
         content = {**self.__dict__, "transforms": [[name, dict(params)] for name, params in self.transforms]}
+        if self.parts is not None:
+            content["parts"] = (self.parts.axes, self.parts.starts, self.parts.replicas)
         return pack(content)
 
     @classmethod
@@ -101,12 +112,13 @@ class Definition:
         try:
             content = unpack(data)
             content["transforms"] = tuple((name, params) for name, params in content["transforms"])
-            return cls(**{name: content[name] for name in cls.__dataclass_fields__})
+            content["parts"] = None if content["parts"] is None else Parts(*content["parts"])
+            return cls(**content)
         except Exception as error:  # msgpack raises many unrelated types
             raise ValueError(f"no definition of a tap: {error}") from error
 
-    def args(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The positional arguments of a consumer, from the arrays of a frame."""
+    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a consumer, from the arrays of a frame: those by position, and the labels."""
         if any(key is not None for key in self.keys):
             import jax
 
@@ -114,7 +126,20 @@ class Definition:
                 leaf if key is None else jax.random.wrap_key_data(jax.numpy.asarray(leaf), impl=key)
                 for leaf, key in zip(leaves, self.keys, strict=True)
             ]
-        return tuple(_decode_tree(self.tree, leaves))
+        args = structure(self.tree, leaves)
+        count = len(args) - len(self.traced_labels)
+        return args[:count], {**self.labels, **dict(zip(self.traced_labels, args[count:], strict=True))}
+
+    def shard(self, part: int, leaves: Sequence[Any]) -> Shard | None:
+        """What of the tapped arrays an event has whose program ran on several devices."""
+        if self.parts is None or part < 0:
+            return None
+        return self.parts.shard(part, [leaf.shape for leaf in leaves], None)
+
+
+def structure(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """The tapped arguments with these leaves."""
+    return tuple(_decode_tree(tree, leaves))
 
 
 def tap_name(binding: Binding) -> str:
@@ -132,17 +157,17 @@ def definition(route: Route) -> Definition:
         (name, {key: value if _packable(value) else repr(value) for key, value in params.items()})
         for name, params in route.transforms
     )
-    tree, leaves = _encode_tree(binding.treedef)
+    tree, leaves = _encode_tree(binding.treedef, binding.labels)
     return Definition(
-        route.header.consumer_id, tap_name(binding), labels, omitted, tree, leaves, binding.keys, transforms,
-        binding.with_device,
+        route.header.consumer_id, tap_name(binding), binding.consumer.name, labels, omitted, tree, leaves, binding.keys,
+        transforms, binding.with_device, binding.with_shard, binding.labels, route.parts,
     )  # fmt: skip
 
 
 # -- structures of values ----------------------------------------------------------------------------------------------
 
 
-def _encode_tree(treedef: Any) -> tuple[Any, tuple[str, ...]]:
+def _encode_tree(treedef: Any, labels: tuple[str, ...] = ()) -> tuple[Any, tuple[str, ...]]:
     """A structure for msgpack, and the names of its leaves.
 
     A leaf is its number, None is nil, and a node is ``[kind, ...]``: ``["list" | "tuple", children]``, ``["dict", keys,
@@ -154,8 +179,11 @@ def _encode_tree(treedef: Any) -> tuple[Any, tuple[str, ...]]:
     marked = jax.tree.unflatten(treedef, range(treedef.num_leaves))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(marked)[0]]
     # The names of an only argument's leaves do not start with its position; a lone array has the empty name.
-    first = 1 if len(treedef.children()) == 1 else 0
-    names = recording_names.distinct(".".join(str(_entry(key)) for key in path[first:]) for path in paths)
+    count = len(treedef.children()) - len(labels)
+    starts: list[list[Any]] = [[] if count == 1 else [position] for position in range(count)] + [[n] for n in labels]
+    names = recording_names.distinct(
+        ".".join(str(name) for name in [*starts[_entry(path[0])], *map(_entry, path[1:])]) for path in paths
+    )
     return _encode_node(treedef, paths, iter(range(len(paths))), 0), tuple(names)
 
 

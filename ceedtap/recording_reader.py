@@ -62,15 +62,13 @@ class FrameFile:
             what the header says (times in nanoseconds since 1970), and the number of its definition.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, writable_copy: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         with open(self.path, "rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             if not self.size:
                 raise RecordingError(f"{self.path}: the file is empty", 0)
-            # With a copy a program may change the arrays that it gets; the file stays as it is.
-            access = mmap.ACCESS_COPY if writable_copy else mmap.ACCESS_READ
-            self._map: mmap.mmap = mmap.mmap(file.fileno(), self.size, access=access)
+            self._map: mmap.mmap = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         self._view = memoryview(self._map)
         self._is_open = True
         self._layouts = fmt.Layouts()
@@ -142,6 +140,10 @@ class FrameFile:
             return layout.decode(self.memory(offset, layout.nbytes))
         except (ValueError, OverflowError) as error:
             raise RecordingError(f"{self.path}: no array has such a shape: {error}", offset) from error
+
+    def part(self, number: int) -> int:
+        """The part of a program on several devices that an event comes from; -1: unknown."""
+        return int.from_bytes(self.memory(int(self.offsets[number]) + 56, 4), "little") - 1
 
     def check(self) -> Damage | None:
         """Compares all checksums; the first damage, or None."""

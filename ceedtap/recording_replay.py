@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from ceedtap.recording import Event, event
 from ceedtap.recording_definition import Definition
 from ceedtap.recording_format import RecordingError
 from ceedtap.recording_reader import FrameFile
+from ceedtap.routes import local_devices
 
 
 def replay(
@@ -48,7 +50,7 @@ def replay(
     """
     if speed is not None and not speed > 0:
         raise ValueError(f"replay: speed is a positive number or None, got {speed!r}")
-    file = FrameFile(path, writable_copy=True)
+    file = FrameFile(path)
     try:
         targets = _targets(file, consumers)
         errors = outfeed.Errors()
@@ -107,7 +109,9 @@ def _kwargs(happened: Event, definition: Definition, printing: bool) -> dict[str
     if printing:
         return {"what": happened.tap, **kwargs}
     if definition.with_device:
-        kwargs["device"] = outfeed.local_devices().get(happened.device)
+        kwargs["device"] = local_devices().get(happened.device)
+    if definition.with_shard and happened.shard is not None:
+        kwargs["shard"] = dataclasses.replace(happened.shard, device=local_devices().get(happened.device))
     return kwargs
 
 

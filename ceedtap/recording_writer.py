@@ -18,9 +18,10 @@ from ceedtap import outfeed, protocol
 from ceedtap import recording_format as fmt
 from ceedtap.consumer import Consumer
 from ceedtap.native import ffi, lib
-from ceedtap.outfeed import OUTFEED, Route
+from ceedtap.outfeed import OUTFEED
 from ceedtap.recording_definition import definition, pack, tap_name
 from ceedtap.recording_format import RecordingError
+from ceedtap.routes import Route
 
 #: What is in memory goes to the file after this time, in seconds, or when it has so many bytes.
 FLUSH_SEC = 0.4

@@ -52,7 +52,8 @@ typedef struct ct_counts {
   uint64_t queued_bytes;
 } ct_counts;
 
-/* What becomes of the events of one consumer. The queue's lock guards all but `enabled` and `offered`. */
+/* What becomes of the events of one consumer. The queue's lock guards all but `enabled` and `offered`; that of the
+ * registry guards the description. */
 typedef struct ct_consumer {
   uint64_t id;
   void *route; /* for Python; NULL: nobody has asked for the events */
@@ -61,6 +62,8 @@ typedef struct ct_consumer {
   uint64_t every;   /* only every n-th event is emitted */
   int enabled;      /* 0: nothing is emitted */
   uint64_t offered; /* events of programs, emitted or not */
+  void *description; /* what a program says of a tap that this process need not know; or NULL. It does not change */
+  uint64_t description_size;
   ct_counts counts[CT_MAX_DEVICES + 1]; /* by device; the last one is for devices that are unknown */
 } ct_consumer;
 
@@ -77,6 +80,7 @@ typedef struct ct_frame {
   int64_t run_id;  /* of the program's execution; the same on all devices of one launch */
   int64_t time_ns; /* CLOCK_REALTIME at emission */
   int32_t device;  /* local device ordinal; -1: unknown */
+  int32_t part;    /* of a program that runs on several devices; -1: unknown */
 } ct_frame;
 
 typedef struct ct_queue_stats {
@@ -89,6 +93,8 @@ typedef struct ct_queue_stats {
 #define CT_NO_MEMORY 3
 
 ct_consumer *ct_consumer_get(uint64_t id); /* the consumer with this id, made when there is none; one reference */
+/* The consumers that programs have described and nobody has configured. They live as long as nobody reaps. */
+size_t ct_consumers_unknown(ct_consumer **found, size_t max);
 void ct_consumer_configure(ct_consumer *consumer, void *route, const char *name, int policy, uint64_t every);
 void ct_consumer_enable(ct_consumer *consumer, int enabled);
 void ct_consumer_get_counts(const ct_consumer *consumer, uint64_t *offered, ct_counts *counts);
@@ -107,8 +113,8 @@ void ct_queue_configure(uint64_t budget, int64_t timeout_ms); /* bytes for each 
 void ct_queue_before_fork(void);
 void ct_queue_after_fork(int in_child);
 void ct_queue_close(void); /* later frames are dropped and counted; blocked producers go on */
-int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, size_t header_size, const void *data,
-                  size_t size);        /* CT_RESERVED: emitted */
+int ct_queue_emit(ct_consumer *consumer, int32_t device, int32_t part, const void *header, size_t header_size,
+                  const void *data, size_t size); /* CT_RESERVED: emitted */
 void ct_queue_busy(char *text, size_t size); /* describes what the receiver is doing */
 
 /* -- call.c: calls of host functions, from handlers to threads of Python's -------------------------------------- */

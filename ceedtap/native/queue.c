@@ -156,7 +156,10 @@ int ct_consumer_idle(const ct_consumer *consumer) {
   return idle;
 }
 
-void ct_consumer_free(ct_consumer *consumer) { free(consumer); }
+void ct_consumer_free(ct_consumer *consumer) {
+  free(consumer->description);
+  free(consumer);
+}
 
 /* -- accounting; the lock is held -------------------------------------------------------------------------------- */
 
@@ -256,6 +259,7 @@ int ct_queue_reserve(ct_consumer *consumer, int32_t device, uint64_t size, ct_fr
   frame->size = size;
   frame->consumer = consumer;
   frame->device = device;
+  frame->part = -1;
   *out = frame;
   return CT_RESERVED;
 }
@@ -275,6 +279,7 @@ void ct_queue_commit(ct_frame *frame) {
   words[5] = (uint32_t)frame->device;
   put_64(words + 6, (uint64_t)frame->run_id);
   put_64(words + 10, (uint64_t)frame->time_ns);
+  words[14] = (uint32_t)(frame->part + 1);
   pthread_mutex_lock(&queue.mutex);
   frame->seq = queue.seq++;
   put_64(words + 8, frame->seq);
@@ -286,14 +291,15 @@ void ct_queue_commit(ct_frame *frame) {
   if (wake) pthread_cond_signal(&queue.ready);
 }
 
-int ct_queue_emit(ct_consumer *consumer, int32_t device, const void *header, size_t header_size, const void *data,
-                  size_t size) {
+int ct_queue_emit(ct_consumer *consumer, int32_t device, int32_t part, const void *header, size_t header_size,
+                  const void *data, size_t size) {
   ct_frame *frame;
   int outcome = ct_queue_reserve(consumer, device, header_size + size, &frame);
   if (outcome != CT_RESERVED) return outcome;
   memcpy(ct_frame_bytes(frame), header, header_size);
   memcpy(ct_frame_bytes(frame) + header_size, data, size);
   frame->run_id = 0;
+  frame->part = part;
   ct_queue_commit(frame);
   return CT_RESERVED;
 }

@@ -97,6 +97,43 @@ ct_consumer *ct_consumer_get(uint64_t id) {
   return consumer;
 }
 
+int ct_consumer_describe(ct_consumer *consumer, const void *description, size_t size, uint64_t like) {
+  int done = 1;
+  pthread_mutex_lock(&consumers.mutex);
+  if (!consumer->description) {
+    void *copy = malloc(size);
+    done = copy != NULL;
+    if (done) {
+      memcpy(copy, description, size);
+      consumer->description_size = size;
+      consumer->description = copy;
+    }
+    entry *other = like ? *find(&consumers, like) : NULL;
+    if (other && !consumer->route) {
+      const ct_consumer *model = other->payload;
+      consumer->policy = model->policy;
+      consumer->every = model->every;
+      memcpy(consumer->name, model->name, sizeof consumer->name);
+      __atomic_store_n(&consumer->enabled, __atomic_load_n(&model->enabled, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    }
+  }
+  pthread_mutex_unlock(&consumers.mutex);
+  return done;
+}
+
+size_t ct_consumers_unknown(ct_consumer **found, size_t max) {
+  size_t n = 0;
+  pthread_mutex_lock(&consumers.mutex);
+  for (size_t b = 0; b < NUM_BUCKETS && n < max; b++) {
+    for (entry *entry = consumers.buckets[b]; entry && n < max; entry = entry->next) {
+      ct_consumer *consumer = entry->payload;
+      if (consumer->description && !consumer->route) found[n++] = consumer;
+    }
+  }
+  pthread_mutex_unlock(&consumers.mutex);
+  return n;
+}
+
 int ct_registry_ref(ct_registry *registry, uint64_t key) { return change(registry, key, 1); }
 void ct_registry_unref(ct_registry *registry, uint64_t key) { change(registry, key, -1); }
 

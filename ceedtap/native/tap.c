@@ -21,13 +21,24 @@ static XLA_FFI_Error *bad_header(const XLA_FFI_CallFrame *frame) {
                       "ceedtap: a tap without a header of version 2; was this program made by another ceedtap?");
 }
 
+/* 0: out of memory. */
+static int describe(const XLA_FFI_CallFrame *frame, ct_consumer *consumer) {
+  const XLA_FFI_Array *description = ct_ffi_attr(frame, "description", XLA_FFI_AttrType_ARRAY);
+  const XLA_FFI_Array *like = ct_ffi_attr(frame, "like", XLA_FFI_AttrType_ARRAY);
+  if (!description || description->dtype != XLA_FFI_DataType_U8) return 1;
+  const uint32_t *words = like && like->dtype == XLA_FFI_DataType_U32 && like->size == 2 ? like->data : NULL;
+  uint64_t model = words ? (uint64_t)words[0] << 32 | words[1] : 0;
+  return ct_consumer_describe(consumer, description->data, description->size, model);
+}
+
 static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   if (ct_ffi_metadata(frame, &type_id)) return NULL;
   const XLA_FFI_Array *header = ct_frame_header(frame);
   if (!header) return bad_header(frame);
   /* A program may be loaded before anybody has asked for its taps: then the consumer is made here. */
   ct_consumer *consumer = ct_consumer_get(ct_frame_id(header));
-  if (!consumer) return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: out of memory");
+  if (!consumer || !describe(frame, consumer))
+    return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: out of memory");
   return ct_ffi_set_state(frame, &type_id, consumer);
 }
 
@@ -54,10 +65,22 @@ static int any_bit(const XLA_FFI_Buffer *buffer) {
   return size && (*bytes || memcmp(bytes, bytes + 1, size - 1)); /* not all bytes equal to a first one that is 0 */
 }
 
+static int int_attr(const XLA_FFI_CallFrame *frame, const char *name) {
+  const XLA_FFI_Scalar *attr = ct_ffi_attr(frame, name, XLA_FFI_AttrType_SCALAR);
+  return attr && attr->dtype == XLA_FFI_DataType_S32 ? *(const int32_t *)attr->value : 0;
+}
+
+/* Takes the number of the part of the program that runs, which comes before the conditions, off the frame; -1: there is
+ * none, the program runs on one device. */
+static int32_t take_part(XLA_FFI_CallFrame *frame) {
+  if (!int_attr(frame, "numbered") || frame->args.size == 0) return -1;
+  const XLA_FFI_Buffer *part = frame->args.args[--frame->args.size];
+  return part->dtype == XLA_FFI_DataType_U32 ? *(const int32_t *)part->data : -1;
+}
+
 /* Takes the conditions, the last operands, off the frame: whether each of them has a value that is not 0. */
 static int conditions_hold(XLA_FFI_CallFrame *frame) {
-  const XLA_FFI_Scalar *attr = ct_ffi_attr(frame, "conditions", XLA_FFI_AttrType_SCALAR);
-  int count = attr && attr->dtype == XLA_FFI_DataType_S32 ? *(const int32_t *)attr->value : 0, hold = 1;
+  int count = int_attr(frame, "conditions"), hold = 1;
   for (; count > 0 && frame->args.size > 0; count--) hold &= any_bit(frame->args.args[--frame->args.size]);
   return hold;
 }
@@ -69,6 +92,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   XLA_FFI_CallFrame rest = *frame; /* XLA's own stays as it is: it may be used for the next run */
   if (!conditions_hold(&rest)) return NULL;
   frame = &rest;
+  int32_t part = take_part(frame);
   void *consumer;
   XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &consumer);
   if (error) return error;
@@ -91,6 +115,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
 
   ct_frame_fill(ct_frame_bytes(out), frame, header);
   out->run_id = run.run_id;
+  out->part = part;
   ct_queue_commit(out);
   return NULL;
 }
