@@ -466,6 +466,7 @@ class _Workers:
         threading.Thread(target=self._run, name="ceedtap-call", daemon=True).start()
 
     def _run(self) -> None:
+        outfeed.no_waiting.here = True
         thread, alone = threading.current_thread(), ffi.new("int *")
         self._idle.add(thread)
         while call := lib.ct_call_take(alone):
@@ -580,7 +581,7 @@ def _callback_lowering(
 def _call_lowering(
     ctx: jax_compat.LoweringRuleContext, *operands: Any, function: Function, specs: Any, ordered: bool, **_: Any
 ) -> Any:
-    if jax_compat.is_partitioned(ctx):
+    if jax_compat.is_partitioned(ctx) or not jax_compat.is_for_cpu(ctx):
         return _callback_lowering(ctx, *operands, function=function, specs=specs, ordered=ordered)
     reference = _route(function, arguments.specs(ctx.avals_in, function.keys), specs)
     # The route must live until XLA has instantiated the call; from then on the executable holds it.
@@ -591,8 +592,7 @@ def _call_lowering(
     return jax_compat.emit_ffi_call(ctx, "ceedtap_call", operands, effect, avals_out=ctx.avals_out, header=header)
 
 
-jax_compat.register_lowering(call_p, _callback_lowering)
-jax_compat.register_lowering(call_p, _call_lowering, platform="cpu")
+jax_compat.lower_in_place(call_p, _call_lowering)
 
 
 @call_p.def_effectful_abstract_eval

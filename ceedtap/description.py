@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from ceedtap.consumer import TAPS, Consumer
+from ceedtap.native import ffi
 from ceedtap.recording_definition import Definition, definition, pack, structure, unpack
 from ceedtap.routes import Binding, Route
 from ceedtap.shards import Parts
@@ -45,6 +46,11 @@ class Description:
         place = ("", "") if is_tap else (str(module), str(name))
         return cls(definition(route), route.header_bytes, route.header.consumer_id, *place)
 
+    @classmethod
+    def of_native(cls, native: Any) -> Description:
+        """The description that a program has given to a ``ct_consumer``."""
+        return cls.decode(bytes(ffi.buffer(native.description, native.description_size)))
+
     def encode(self) -> bytes:
         """As msgpack."""
         return pack({**self.__dict__, "definition": self.definition.encode()})
@@ -72,7 +78,7 @@ class Description:
         if consumer is None:
             return None
         told = self.definition
-        treedef = jax.tree.structure(structure(told.tree, len(told.keys)))
+        treedef = jax.tree.structure(structure(told.tree, range(len(told.keys))))
         return Binding(consumer, told.labels, treedef, told.keys, told.with_device, told.with_shard, told.traced_labels)
 
     def _consumer(self) -> Consumer | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import threading
+import time
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,10 +105,18 @@ is_undefined_primal = ad.is_undefined_primal
 apply_primitive = xla.apply_primitive
 
 
-def register_lowering(primitive: Any, rule: Callable[..., Any], platform: str | None = None) -> None:
-    """Sets how a primitive becomes MLIR. Where it stands: JAX would put equal ones into a function of their own, in which
-    those with side effects have no place among the others."""
-    mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+register_lowering = mlir.register_lowering
+
+
+def lower_in_place(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Sets how a primitive becomes MLIR on all platforms, right where it stands. JAX would put equal ones into a
+    function of their own, in which those with side effects have no place among the others."""
+    mlir.register_lowering(primitive, rule, cacheable=False)
+
+
+def is_for_cpu(ctx: LoweringRuleContext) -> bool:
+    """Whether the program is for CPUs, perhaps besides other platforms."""
+    return "cpu" in (ctx.platforms or ctx.module_context.platforms)
 
 
 def zero_tangent(x: Any) -> Zero:
@@ -358,8 +368,8 @@ class PartedOperand:
 def register_partitioner(target: str, partition: Callable[[Sequence[PartedOperand], bytes], str]) -> None:
     """Sets the rule of a custom call with side effects in programs that XLA splits over devices.
 
-    ``partition(operands, text)`` gets the text that the call carries and returns the MLIR module that each part runs. The
-    first operand is a token, and so is the result.
+    ``partition(operands, text)`` gets the text that the call carries and returns the MLIR module that each part runs.
+    The first operand is a token, and so is the result.
     """
 
     def rule(shapes: Any, shardings: Any, _: Any, result_sharding: Any, text: bytes) -> Any:
@@ -385,6 +395,41 @@ def _parted(shape: Any, sharding: Any) -> PartedOperand:
     dtype = np.dtype(shape.numpy_dtype())
     part_shape = tuple(sharding.tile(shape).dimensions())
     return PartedOperand(tuple(shape.dimensions()), part_shape, dtype, str(mlir.dtype_to_ir_type(dtype)), sharding)
+
+
+# -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def _next(x: Any) -> Any:
+    return x + 1
+
+
+_fence = jax.jit(_next)
+
+
+def wait_for_results(timeout: float | None) -> None:
+    """Waits for programs without effects, which `jax.effects_barrier` does not know: for those whose results somebody
+    holds, and for those that this thread has dispatched.
+
+    The programs that one thread gives to a device run one after the other, so a last small one ends after all of them.
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    with concrete():
+        fences = [_fence(jax.device_put(np.int32(0), device)) for device in jax.local_devices(backend="cpu")]
+        waiting = [*jax.live_arrays(), *fences]
+    pause = 1e-5
+    while waiting := [array for array in waiting if not _is_done(array)]:
+        if end is not None and time.monotonic() > end:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+
+
+def _is_done(array: Any) -> bool:
+    try:
+        return bool(array.is_deleted() or array.is_ready())
+    except RuntimeError:  # it was deleted meanwhile
+        return True
 
 
 # -- reading jaxprs --------------------------------------------------------------------------------------------------
@@ -584,7 +629,7 @@ def _keep_effects_in_scan() -> None:
     rule = _loops._scan_partial_eval_custom
 
     def take_nothing_out(jaxpr: Any, *_: Any) -> tuple[Any, Any, list[bool], list[Any]]:
-        nothing = jax.make_jaxpr(lambda: [])()
+        nothing = jax.make_jaxpr(list)()
         info = jaxpr.jaxpr.debug_info.with_unknown_names()
         nothing = jex_core.ClosedJaxpr(nothing.jaxpr.replace(debug_info=info), [])
         return nothing, jaxpr, [True] * len(jaxpr.out_avals), []

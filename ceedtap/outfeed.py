@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ceedtap import notebook, protocol
+from ceedtap import jax_compat, notebook, protocol
 from ceedtap.consumer import Consumer, failures_of
 from ceedtap.description import Description
 from ceedtap.native import ffi, lib
@@ -85,6 +85,8 @@ class Outfeed:
         self._displays: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        #: Whether there are programs with taps that JAX's own barrier does not know of.
+        self.untracked = False
 
     # -- routes --------------------------------------------------------------------------------------------------
 
@@ -126,16 +128,24 @@ class Outfeed:
         found = ffi.new("ct_consumer *[64]")
         with self.lock:
             for native in found[0 : lib.ct_consumers_unknown(found, 64)]:
-                description = Description.decode(bytes(ffi.buffer(native.description, native.description_size)))
-                known = self._routes.get(description.like)
-                if known is None:
-                    binding, transforms = description.find(), description.definition.transforms
-                else:
-                    binding, transforms = known.binding, known.transforms
-                if binding is not None:
-                    header = protocol.decode_header(description.header)
-                    self._routes[native.id] = Route(binding, transforms, header, description.definition.parts)
-                    self._routes[native.id].connect(native, self.lock, self._tees)
+                self._adopt(native)
+
+    def _adopt(self, native: Any) -> None:
+        self.untracked = True
+        description = Description.of_native(native)
+        known = self._routes.get(description.like)
+        binding = description.find() if known is None else known.binding
+        if binding is None:
+            return
+        header, told = protocol.decode_header(description.header), description.definition
+        route = Route(binding, told.transforms if known is None else known.transforms, header, told.parts)
+        for i, (other, _) in enumerate(self._retired):
+            if other == native:  # its program has gone, the event has not
+                self._retired[i] = native, route
+                break
+        else:
+            self._routes[native.id] = route
+        route.connect(native, self.lock, self._tees)
 
     def emit(self, reference: RouteReference, arrays: Sequence[np.ndarray], device: int = -1, part: int = -1) -> None:
         """Puts one event into the queue from Python, as a compiled program does.
@@ -208,8 +218,9 @@ class Outfeed:
 
     def _deliver(self, frame: Any) -> None:
         size = frame.size
-        if not frame.consumer.route:
-            self.adopt()
+        if not frame.consumer.route and frame.consumer.description:
+            with self.lock:
+                self._adopt(frame.consumer)
         handle = frame.consumer.route
         route: Route | None = ffi.from_handle(handle) if handle else None
         lent = size >= LEND_BYTES
@@ -307,8 +318,9 @@ class Outfeed:
             return True
 
     def barrier_wait(self, timeout: float | None) -> None:
-        wait_for_programs()
-        if not self.drain(timeout):
+        end = None if timeout is None else time.monotonic() + timeout
+        wait_for_programs(timeout)
+        if not self.drain(None if end is None else max(0.0, end - time.monotonic())):
             raise TimeoutError(f"{self.backlog()} after {timeout} s")
         self._settle()
         with self._progress:
@@ -364,10 +376,14 @@ class Outfeed:
 
     def shut_down(self) -> None:
         """At exit: delivers what there is, says what could not be delivered, and ends the thread."""
-        thread = self._thread
-        if thread is None or threading.current_thread() is thread:
+        if self.is_receiver:
             return
-        wait_for_programs()
+        wait_for_programs(EXIT_PATIENCE_SEC)
+        if queue_stats()["emitted"]:
+            self._start()  # of programs from elsewhere
+        thread = self._thread
+        if thread is None:
+            return
         try:
             drained = self.drain(patience=EXIT_PATIENCE_SEC)
         except KeyboardInterrupt:
@@ -398,7 +414,7 @@ def _unknown(native: Any) -> str:
     text = f"an event came for consumer {native.id:#018x}, which this process does not have"
     if not native.description:
         return text
-    description = Description.decode(bytes(ffi.buffer(native.description, native.description_size)))
+    description = Description.of_native(native)
     return f"{text}: `{description.definition.tap}` of a program from elsewhere; {description.advice()}"
 
 
@@ -407,18 +423,27 @@ def _settled() -> int:
     return stats["consumed"] + stats["dropped"]
 
 
-def wait_for_programs() -> None:
-    """Waits for the programs with taps that this thread has dispatched."""
+#: Threads in which no program may be waited for: those that run host functions which programs wait for.
+no_waiting = threading.local()
+
+
+def wait_for_programs(timeout: float | None = None) -> None:
+    """Waits for the programs with taps: those that this thread has dispatched, and those of other threads whose results
+    somebody holds. It gives up after the time-out."""
     # What a program failed with is raised where its result is used. Raising it here, again and again, would hide the
     # events that did arrive.
     with contextlib.suppress(Exception):
         jax.effects_barrier()
+    # A Python callback of JAX's on a thread of XLA's (which Python calls a dummy) may be what a program waits for.
+    is_callback = type(threading.current_thread()).__name__ == "_DummyThread"
+    if OUTFEED.untracked and not (OUTFEED.is_receiver or is_callback or getattr(no_waiting, "here", False)):
+        jax_compat.wait_for_results(timeout)
 
 
 def deliver() -> None:
     """Waits until what has been emitted is consumed, unless a consumer is stuck, or it is a consumer that calls."""
     if not OUTFEED.is_receiver:
-        wait_for_programs()
+        wait_for_programs(EXIT_PATIENCE_SEC)
         OUTFEED.drain(patience=EXIT_PATIENCE_SEC)
 
 

@@ -136,8 +136,8 @@ def id_tap(
         raise ValueError("ordered=True needs stateful=True: the order is kept by a JAX effect")
     if result is not _MISSING and not stateful:
         raise ValueError("result= needs stateful=True: without an effect, a tap whose result is not used is dropped")
-    if replicas not in Replicas.__args__:
-        raise ValueError(f"replicas is one of {', '.join(map(repr, Replicas.__args__))}, got {replicas!r}")
+    if replicas not in ("first", "all"):
+        raise ValueError(f"replicas is 'first' or 'all', got {replicas!r}")
     labels = {name: kwargs.pop(name) for name in list(kwargs) if _has_arrays(kwargs[name])}
     taken = take_apart((*args, *labels.values()), "id_tap")
     with_device = tap_with_device or (isinstance(func, Consumer) and func.wants_device)
@@ -259,7 +259,7 @@ def _callback_lowering(
     conditions: int,
     **_: Any,
 ) -> list[Any]:
-    """Where there is no native handler: on other platforms than CPU."""
+    """Where there is no native handler, on other platforms than CPU."""
 
     def emit(*args: Any) -> tuple[()]:
         # The shapes of shards are known only now, and JAX does not tell which device called.
@@ -283,6 +283,9 @@ def _tap_lowering(
     replicas: Replicas,
     **_: Any,
 ) -> list[Any]:
+    if not jax_compat.is_for_cpu(ctx):
+        return _callback_lowering(ctx, *operands, binding=binding, transforms=transforms, ordered=ordered,
+                                  conditions=conditions)  # fmt: skip
     effect = _effects[True] if ordered else None
     reference = partitioned.emit(ctx, operands, binding, _thaw(transforms), conditions, replicas, effect)
     # The route must live until XLA has instantiated the call; from then on the executable holds it. An exported program
@@ -294,17 +297,15 @@ def _tap_lowering(
     return []
 
 
-def _through_lowering(
-    lower_tap: Callable[..., Any], ctx: jax_compat.LoweringRuleContext, *operands: Any, emits: bool, **params: Any
-) -> Any:
+def _through_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, emits: bool, **params: Any) -> Any:
     if emits:
-        lower_tap(ctx, *operands, **params)
+        OUTFEED.untracked = True
+        _tap_lowering(ctx, *operands, **params)
     return split(operands, params["binding"], params["conditions"])[0]
 
 
-for _platform, _lower in (("cpu", _tap_lowering), (None, _callback_lowering)):
-    jax_compat.register_lowering(tap_p, _lower, platform=_platform)
-    jax_compat.register_lowering(through_p, functools.partial(_through_lowering, _lower), platform=_platform)
+jax_compat.lower_in_place(tap_p, _tap_lowering)
+jax_compat.lower_in_place(through_p, _through_lowering)
 
 
 def _emit(args: Sequence[Any], binding: Binding, transforms: Any, conditions: int, device: int = -1) -> None:

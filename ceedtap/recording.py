@@ -129,13 +129,12 @@ def event(file: FrameFile, number: int) -> Event:
     """An event of a file."""
     definition = file.definitions[file.kinds[number]]
     leaves = file.leaves(number)
-    return Event(
-        definition.tap,
-        *definition.arguments(leaves),
-        definition.transforms,
-        *(int(column[number]) for column in (file.devices, file.run_ids, file.seqs, file.times)),
-        definition.shard(file.part(number), leaves),
+    args, labels = definition.arguments(leaves)
+    device, run_id, seq, time_ns = (
+        int(column[number]) for column in (file.devices, file.run_ids, file.seqs, file.times)
     )
+    shard = definition.shard(file.part(number), leaves)
+    return Event(definition.tap, args, labels, definition.transforms, device, run_id, seq, time_ns, shard)
 
 
 class Series:

@@ -100,10 +100,10 @@ def events_of(arrays: Sequence[Any], replicas: Replicas) -> list[Event]:
     import jax
 
     shardings = [array.sharding for array in arrays if isinstance(array, jax.Array)]
-    device_sets = {frozenset(sharding.device_set) for sharding in shardings}
+    device_sets: set[frozenset[jax.Device]] = {frozenset(sharding.device_set) for sharding in shardings}
     spread = [sharding for sharding in shardings if len(sharding.device_set) > 1]
     if not spread or len({devices for devices in device_sets if len(devices) > 1}) > 1:
-        devices = set().union(*device_sets)
+        devices: set[jax.Device] = set().union(*device_sets)
         return [Event(list(map(np.asarray, arrays)), devices.pop().id if len(devices) == 1 else -1)]
     mesh = next((s.mesh for s in spread if isinstance(s, jax.sharding.NamedSharding)), None)
     order = list(spread[0].devices_indices_map((1,) * 0) if mesh is None else mesh.devices.flat)

@@ -49,7 +49,7 @@ def frame_2(header, arrays, checksum=False):
     words = [0x32544543, *halves(header["consumer_id"]), len(metadata), int(checksum), header["device"] % 2**32]
     for name in ("run_id", "seq", "time_ns"):
         words += halves(header[name])
-    words += [0, 16 + count, 0, 0, *words_of(metadata, count)]
+    words += [0, 16 + count, header.get("part", -1) + 1, 0, *words_of(metadata, count)]
     frame = bytearray(struct.pack(f"<{16 + count}I", *words))
     for array in arrays:
         frame += bytes(-len(frame) % 16) + array["data"]
@@ -92,6 +92,7 @@ def main():
         for t, size in zip(TYPES[:12], (1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 2), strict=True)
     ])  # fmt: skip
     second = save_frame("2-three-arrays", 2, {"consumer_id": 0x0123456789ABCDEF, **labels}, [doubles, flag, matrix])
+    save_frame("2-part", 2, {"consumer_id": 7, **labels, "part": 3}, [matrix])
     save_frame("2-no-arrays", 2, {"consumer_id": 7}, [])
     save_frame("2-end-of-stream", 2, {"consumer_id": 0}, [])
     save_frame("2-empty-array", 2, {"consumer_id": 7}, [empty, doubles])
@@ -117,7 +118,8 @@ def main():
     broken("x-1-half-an-array", first[:-3], len(first) - 3)
     broken("x-2-unknown-flag", changed(second, 16, struct.pack("<I", 2)), 16)
     broken("x-2-wrong-length", changed(second, 52, struct.pack("<I", 48)), 52)
-    broken("x-2-used-reserved-word", changed(second, 56, b"\1"), 16)
+    broken("x-2-used-reserved-word", changed(second, 60, b"\1"), 16)
+    broken("x-2-impossible-part", changed(second, 56, b"\xff\xff\xff\xff"), 16)
     broken("x-2-half-an-array", second[:-3], len(second) - 3)
     broken("x-2-wrong-checksum", changed(summed, len(summed) - 1, b"\x55"), 48)
 
