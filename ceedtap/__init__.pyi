@@ -101,6 +101,7 @@ from ceedtap.recording import open as open
 from ceedtap.recording_format import RecordingError as RecordingError
 from ceedtap.recording_replay import replay as replay
 from ceedtap.recording_writer import record as record
+from ceedtap.shards import Shard as Shard
 from ceedtap.space import Space as Space
 from ceedtap.toolchain import CompileError as CompileError
 from ceedtap.watching import Offenders as Offenders

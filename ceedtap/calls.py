@@ -34,6 +34,7 @@ from ceedtap.host_functions import check_function, check_result
 from ceedtap.native import ffi, lib
 from ceedtap.primitive import OrderedTapEffect, TapEffect
 from ceedtap.protocol import DTYPES, ArraySpec, Header, array_decoder, encode_header
+from ceedtap.routes import local_devices
 
 #: Exceptions of host functions that are kept for :func:`original_exception`, with all that their tracebacks refer to.
 MAX_KEPT_EXCEPTIONS = 16
@@ -56,6 +57,7 @@ def call(
     timeout: float | None = None,
     vmap: Literal["loop", "batched"] = "loop",
     ordered: bool = False,
+    call_with_device: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Calls ``host_func(*args, **kwargs)`` on the host when the program runs, and returns what it returns.
@@ -80,6 +82,8 @@ def call(
             with a leading axis for the lanes in all arguments and, wanted, in all results.
         ordered: calls and taps that are ordered take place in the order of the program. Otherwise those that do not
             depend on each other may overtake each other.
+        call_with_device: `host_func` also gets ``device=``, the `jax.Device` that runs the program; None where JAX does
+            not tell.
         kwargs: passed on to `host_func`.
 
     Returns:
@@ -116,7 +120,7 @@ def call(
 
     def run(*args: Any) -> Any:
         taken = take_apart(args, "call")
-        function = _function(host_func, kwargs, taken.treedef, out_tree, taken.keys, timeout)
+        function = _function(host_func, kwargs, taken.treedef, out_tree, taken.keys, timeout, call_with_device)
         return jax.tree.unflatten(
             out_tree, call_p.bind(*taken.arrays, function=function, specs=specs, ordered=ordered, vmap=vmap)
         )
@@ -206,6 +210,7 @@ class Function:
         out_tree: structure of its result.
         keys: for each leaf of the arguments, the name of the random number generator when it holds keys.
         timeout: seconds, or None.
+        with_device: whether the function also gets ``device=``.
     """
 
     func: Callable[..., Any]
@@ -214,6 +219,7 @@ class Function:
     out_tree: Any
     keys: tuple[str | None, ...]
     timeout: float | None
+    with_device: bool
 
     @property
     def name(self) -> str:
@@ -225,8 +231,10 @@ class Function:
     def __str__(self) -> str:
         return self.name
 
-    def __call__(self, leaves: list[Any], specs: Sequence[ArraySpec]) -> list[np.ndarray]:
-        """Calls the function; returns the leaves of its result as arrays in C order.
+    def __call__(
+        self, leaves: list[Any], specs: Sequence[ArraySpec], device: jax.Device | None = None
+    ) -> list[np.ndarray]:
+        """Calls the function for a program on a device; returns the leaves of its result as arrays in C order.
 
         Raises:
             CallError: the result is not as it was declared.
@@ -235,7 +243,8 @@ class Function:
         for i, key in enumerate(self.keys):
             if key is not None:
                 leaves[i] = jax.random.wrap_key_data(leaves[i], impl=key)
-        result = self.func(*jax.tree.unflatten(self.treedef, leaves), **self.kwargs)
+        kwargs = {**self.kwargs, "device": device} if self.with_device else self.kwargs
+        result = self.func(*jax.tree.unflatten(self.treedef, leaves), **kwargs)
         check_result(result, self.func, "the function of a call")
         paths, tree = jax.tree_util.tree_flatten_with_path(result)
         if tree != self.out_tree:
@@ -322,11 +331,14 @@ class _Route:
 class _RouteReference:
     """Python's share in a route; programs hold theirs in the native registry."""
 
+    # At the end of the process the names of this module may be gone before its objects are.
+    _forget = staticmethod(functools.partial(lib.ct_registry_unref, lib.ct_functions()))
+
     def __init__(self, route: _Route) -> None:
         self.route = route
 
     def __del__(self) -> None:
-        lib.ct_registry_unref(lib.ct_functions(), self.route.header.consumer_id)
+        self._forget(self.route.header.consumer_id)
 
 
 _routes: dict[int, _Route] = {}
@@ -339,7 +351,8 @@ def _route(function: Function, args: tuple[ArraySpec, ...], specs: tuple[ArraySp
     As for taps, the id is a hash, so that the next process finds its programs in JAX's persistent cache.
     """
     module = getattr(function.func, "__module__", None)
-    text = repr((module, function.name, str(function.treedef), str(function.out_tree), function.timeout, args, specs))
+    options = (function.timeout, function.with_device)
+    text = repr((module, function.name, str(function.treedef), str(function.out_tree), options, args, specs))
     with _routes_lock:
         _reap()
         for attempt in itertools.count():
@@ -434,7 +447,8 @@ def _answer(call: Any) -> None:
     route: _Route = ffi.from_handle(call.function.route)
     try:
         notebook.follow_cell()
-        run = functools.partial(route.function, route.decode(_take_frame(call)), route.specs)
+        device = local_devices().get(call.device)
+        run = functools.partial(route.function, route.decode(_take_frame(call)), route.specs, device)
         results = _in_callback(run) if call.on_pool else run()
         addresses = [ffi.cast("void *", result.__array_interface__["data"][0]) for result in results]
         data, sizes = ffi.new("const void *[]", addresses), ffi.new("uint64_t[]", [r.nbytes for r in results])
@@ -528,7 +542,7 @@ def _call_impl(*args: Any, function: Function, specs: tuple[ArraySpec, ...], **_
     """Outside of compiled code: here and now, on the calling thread."""
     devices = {device for arg in args if isinstance(arg, jax.Array) for device in arg.devices()}
     device = devices.pop() if len(devices) == 1 else None
-    run = functools.partial(function, [np.array(arg) for arg in args], specs)
+    run = functools.partial(function, [np.array(arg) for arg in args], specs, device)
     try:
         results = run() if function.timeout is None else _run_with_timeout(run, function.timeout)
     except CallError as error:

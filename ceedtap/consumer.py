@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable
 from typing import Any, Literal
@@ -10,6 +11,12 @@ from ceedtap.host_functions import check_function, check_result
 
 #: Taps by their name, for programs that come from elsewhere.
 TAPS: weakref.WeakValueDictionary[str, Consumer] = weakref.WeakValueDictionary()
+
+
+def model_id(name: str) -> int:
+    """The id of the native consumer that has the settings of the :class:`ceedtap.Tap` of this name."""
+    return int.from_bytes(hashlib.blake2b(f"named tap {name}".encode(), digest_size=8).digest(), "big") or 1
+
 
 Policy = Literal["block", "drop_newest", "drop_oldest"]
 OnError = Literal["raise", "log", "disable"]

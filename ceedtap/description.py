@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ceedtap.consumer import TAPS, Consumer
+from ceedtap.consumer import TAPS, Consumer, model_id
 from ceedtap.native import ffi
 from ceedtap.recording_definition import Definition, definition, pack, structure, unpack
 from ceedtap.routes import Binding, Route
@@ -71,6 +71,11 @@ class Description:
     def with_parts(self, parts: Parts, header: bytes) -> Description:
         """The description of the same tap in the parts of a program that runs on several devices."""
         return replace(self, definition=replace(self.definition, parts=parts), header=header)
+
+    @property
+    def models(self) -> list[int]:
+        """The ids of consumers whose settings the frames' consumer starts with, in a process that has one of them."""
+        return [] if self.function else [model_id(self.definition.consumer)]
 
     def find(self) -> Binding | None:
         """The consumer, if this process has it."""

@@ -6,10 +6,10 @@ names the piece; :func:`broken` lists what is missing without raising, for ``cee
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
-import threading
 import time
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -51,9 +51,13 @@ _PRIVATE = {
     ),
     "jax._src.core": ("abstract_token", "ManualAxisType"),
     "jax._src.source_info_util": ("user_frames", "user_frame", "user_context", "current_name_stack"),
+    "jax._src.core": ("abstract_token", "closed_call_p", "ManualAxisType"),
+    "jax.interpreters.mlir": ("_lowerings",),
+    "jax._src.source_info_util": ("user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
     "jax._src.state.types": ("AbstractRef",),
+    "jax._src.dispatch": ("RuntimeTokenSet", "runtime_tokens"),
     "jax._src.lax.special": (
         "igamma_impl",
         "igamma_grad_a_impl",
@@ -84,6 +88,7 @@ if _missing := broken():
 
 from jax._src import core as _core  # noqa: E402
 from jax._src import debugging as _debugging  # noqa: E402
+from jax._src import dispatch as _dispatch  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
 from jax._src import source_info_util as _source_info  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
@@ -298,16 +303,21 @@ def manual_axes(ctx: LoweringRuleContext) -> tuple[str, ...]:
     return tuple(map(str, getattr(ctx.module_context.axis_context, "manual_axes", ())))
 
 
-def check_order(ctx: LoweringRuleContext, what: str) -> None:
-    """
+def prepare_order(ctx: LoweringRuleContext, what: str) -> None:
+    """What must be done where an ordered effect is emitted on several devices.
+
     Raises:
         NotImplementedError: this JAX compiles no ordered effect there; XLA would end the process.
     """
-    if is_partitioned(ctx) and manual_axes(ctx) and jax.__version_info__ < (0, 12):
+    if num_parts(ctx) == 1 or jax.__version_info__ >= (0, 12):
+        return
+    if is_partitioned(ctx) and manual_axes(ctx):
         raise NotImplementedError(
             f"{what} with ordered=True in a `jax.shard_map` over some axes of the mesh only: JAX {jax.__version__} "
             "cannot compile it. Use ordered=False, a shard_map over all axes, or JAX 0.12"
         )
+    if jax.config.jax_compilation_cache_dir:  # XLA would end the process when it writes the program there
+        dispatch_synchronously(ctx)
 
 
 def part_number() -> tuple[Any, Any]:
@@ -398,6 +408,21 @@ def _parted(shape: Any, sharding: Any) -> PartedOperand:
 
 
 # -- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def wait_for_effects() -> None:
+    """Waits for the programs with effects that this thread has dispatched, whether they fail or not: as
+    `jax.effects_barrier`, which ends at the first one that has failed."""
+    tokens = _dispatch.runtime_tokens
+    for effect, token in list(tokens.current_tokens.items()):
+        try:
+            token.block_until_ready()
+        except jax.errors.JaxRuntimeError:
+            if type(effect) in _ours:
+                tokens.current_tokens.pop(effect, None)
+    for token in list(tokens.output_runtime_tokens.values()):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            token.block_until_ready()
 
 
 def _next(x: Any) -> Any:
@@ -663,5 +688,38 @@ def _refuse_ordered_effects_in_batched_predicates() -> None:
     mlir.register_lowering(_loops.while_p, guarded)
 
 
+def _keep_steps_in_one_piece() -> None:
+    """JAX makes a function of the body of an unrolled loop and calls it for every step. Calls with side effects that do
+    not depend on each other run at the same time; put one after the other they have an order (`_last_token`)."""
+    entry = mlir._lowerings[_core.closed_call_p]
+    lower = getattr(entry, "rule", entry)
+
+    def guarded(ctx: Any, *args: Any, call_jaxpr: Any, **params: Any) -> Any:
+        if not any(type(effect) in _ours for effect in call_jaxpr.effects):
+            return lower(ctx, *args, call_jaxpr=call_jaxpr, **params)
+        return mlir.lower_fun(jaxpr_function(call_jaxpr), multiple_results=True)(ctx, *args)
+
+    mlir.register_lowering(_core.closed_call_p, guarded, cacheable=False)
+
+
+def _forget_failed_orders() -> None:
+    """A program with an ordered effect that fails leaves a token that lets every later program with that effect fail,
+    on any device, with an error that is not theirs. Who waits for the result of the first one gets its error."""
+    get = _dispatch.RuntimeTokenSet.get_token_input
+
+    def guarded(self: Any, effect: Any, devices: Any) -> Any:
+        try:
+            return get(self, effect, devices)
+        except jax.errors.JaxRuntimeError:
+            if type(effect) not in _ours:
+                raise
+            self.current_tokens.pop(effect, None)
+            return get(self, effect, devices)
+
+    _dispatch.RuntimeTokenSet.get_token_input = guarded
+
+
+_keep_steps_in_one_piece()
+_forget_failed_orders()
 _keep_effects_in_scan()
 _refuse_ordered_effects_in_batched_predicates()

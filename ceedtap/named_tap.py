@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ceedtap import outfeed
-from ceedtap.consumer import TAPS, Consumer, Failures, Policy
+from ceedtap.consumer import TAPS, Consumer, Failures, Policy, model_id
+from ceedtap.native import ffi, lib
 from ceedtap.primitive import id_tap as id_tap  # registers what programs with taps need when they are read
+from ceedtap.routes import POLICIES
 
 
 class Tap(Consumer):
@@ -37,6 +40,9 @@ class Tap(Consumer):
         self._attached: tuple[Consumer, ...] = ()
         self.enabled = False
         TAPS[name] = self
+        self._model = _Model(self)
+        self.routes.add(self._model)
+        self._model.enable(False)
         outfeed.OUTFEED.adopt()
 
     @property
@@ -106,6 +112,22 @@ class Tap(Consumer):
     def __reduce__(self) -> Any:
         """In another process it is the tap of that name there, made when there is none."""
         return _tap_named, (self.name, self.policy, self.every)
+
+
+class _Model:
+    """The settings of a tap for programs from elsewhere, which look for it when they are loaded."""
+
+    def __init__(self, tap: Tap) -> None:
+        self.native = lib.ct_consumer_get(model_id(tap.name))
+        name, policy = tap.name.encode()[:120], POLICIES[tap.policy]
+        lib.ct_consumer_configure(self.native, ffi.NULL, name, policy, tap.every)
+        self._forget = functools.partial(lib.ct_registry_unref, lib.ct_consumers(), model_id(tap.name))
+
+    def enable(self, enabled: bool) -> None:
+        lib.ct_consumer_enable(self.native, enabled or outfeed.OUTFEED.has_tees)
+
+    def __del__(self) -> None:
+        self._forget()
 
 
 def _tap_named(name: str, policy: Policy, every: int) -> Consumer:

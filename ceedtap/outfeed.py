@@ -21,11 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from ceedtap import jax_compat, notebook, protocol
-from ceedtap.consumer import Consumer, failures_of
+from ceedtap.consumer import TAPS, Consumer, failures_of
 from ceedtap.description import Description
 from ceedtap.native import ffi, lib
 from ceedtap.routes import Binding, Route, RouteReference, Tee, Transforms, fields
@@ -33,6 +32,8 @@ from ceedtap.shards import Parts
 
 logger = logging.getLogger("ceedtap")
 
+#: The custom calls of programs with taps. `jax.export` must be told of them.
+CUSTOM_CALLS = ("ceedtap_tap", "ceedtap_partitioned_tap")
 #: Consumers get views of a frame that is at least this large, without a copy. Smaller frames are copied, which costs
 #: less than what lends a frame to Python.
 LEND_BYTES = 1 << 16
@@ -42,6 +43,8 @@ BATCH = 256
 MAX_KEPT_ERRORS = 100
 #: At exit, draining ends when no event has been consumed for this long, in seconds.
 EXIT_PATIENCE_SEC = 10.0
+#: At exit, draining that takes longer than this is spoken of, in seconds.
+EXIT_NOTICE_SEC = 5.0
 
 
 class CallbackException(ExceptionGroup):
@@ -85,6 +88,7 @@ class Outfeed:
         self._displays: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._ending = False
         #: Whether there are programs with taps that JAX's own barrier does not know of.
         self.untracked = False
 
@@ -119,7 +123,7 @@ class Outfeed:
             if route is None:
                 route = Route(binding, transforms, protocol.Header(route_id, tuple(specs)), parts)
                 self._routes[route_id] = route
-                route.connect(native, self.lock, self._tees)
+                route.connect(native, self, self._tees)
         self._start()
         return RouteReference(route)
 
@@ -145,7 +149,7 @@ class Outfeed:
                 break
         else:
             self._routes[native.id] = route
-        route.connect(native, self.lock, self._tees)
+        route.connect(native, self, self._tees)
 
     def emit(self, reference: RouteReference, arrays: Sequence[np.ndarray], device: int = -1, part: int = -1) -> None:
         """Puts one event into the queue from Python, as a compiled program does.
@@ -159,6 +163,8 @@ class Outfeed:
         outcome = lib.ct_queue_emit(route.native, device, part, header, len(header), data, len(data))
         if outcome == lib.CT_TIMED_OUT:
             raise TimeoutError(f"a tap waited for room in the outfeed until the time-out; {self.backlog()}")
+        if outcome == lib.CT_INTERRUPTED:
+            raise KeyboardInterrupt
         if outcome == lib.CT_NO_MEMORY:
             raise MemoryError("ceedtap: no memory for the frame of a tap")
 
@@ -172,10 +178,17 @@ class Outfeed:
         with self.lock:
             self._choose(tuple(other for other in self._tees if other is not tee))
 
+    @property
+    def has_tees(self) -> bool:
+        """Whether somebody listens besides consumers."""
+        return bool(self._tees)
+
     def _choose(self, tees: tuple[Tee, ...]) -> None:
         self._tees = tees
         for route in self._routes.values():
             route.choose(tees)
+        for tap in list(TAPS.values()):
+            tap.enable(tap.enabled)
 
     def _reap(self) -> None:
         """Lets go of routes that nothing refers to any more, once their last event has been consumed."""
@@ -275,6 +288,8 @@ class Outfeed:
 
     def keep(self, error: Exception) -> None:
         """Keeps an exception until somebody asks for those of consumers."""
+        if self._ending:
+            traceback.print_exception(error)
         with self._progress:
             self._errors.add(error)
 
@@ -381,20 +396,24 @@ class Outfeed:
         wait_for_programs(EXIT_PATIENCE_SEC)
         if queue_stats()["emitted"]:
             self._start()  # of programs from elsewhere
-        thread = self._thread
-        if thread is None:
+        if self._thread is None:
             return
         try:
-            drained = self.drain(patience=EXIT_PATIENCE_SEC)
+            drained = self.drain(timeout=EXIT_NOTICE_SEC)
+            if not drained:
+                print(f"ceedtap: before the process ends: {self.backlog()}. Ctrl-C leaves it.", file=sys.stderr)
+                drained = self.drain(patience=EXIT_PATIENCE_SEC)
         except KeyboardInterrupt:
             drained = False
         self._settle()
-        if not drained:
-            print(f"ceedtap: the process ends although {self.backlog()}", file=sys.stderr)
-        self._stopping = True
-        lib.ct_queue_close()
         if drained:
-            thread.join(EXIT_PATIENCE_SEC)
+            # Functions that were registered for the exit before this one run after it, and may tap.
+            self._ending = True
+            lib.ct_queue_linger(int(1000 * EXIT_PATIENCE_SEC))
+        else:
+            print(f"ceedtap: the process ends although {self.backlog()}", file=sys.stderr)
+            self._stopping = True
+            lib.ct_queue_close()
         with self._progress:
             error = self._errors.take()
         if error is not None:
@@ -432,8 +451,7 @@ def wait_for_programs(timeout: float | None = None) -> None:
     somebody holds. It gives up after the time-out."""
     # What a program failed with is raised where its result is used. Raising it here, again and again, would hide the
     # events that did arrive.
-    with contextlib.suppress(Exception):
-        jax.effects_barrier()
+    jax_compat.wait_for_effects()
     # A Python callback of JAX's on a thread of XLA's (which Python calls a dummy) may be what a program waits for.
     is_callback = type(threading.current_thread()).__name__ == "_DummyThread"
     if OUTFEED.untracked and not (OUTFEED.is_receiver or is_callback or getattr(no_waiting, "here", False)):

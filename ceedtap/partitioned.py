@@ -20,14 +20,13 @@ import numpy as np
 from ceedtap import jax_compat
 from ceedtap.arguments import specs as specs_of
 from ceedtap.description import Description
-from ceedtap.outfeed import OUTFEED
+from ceedtap.outfeed import CUSTOM_CALLS, OUTFEED
 from ceedtap.protocol import ArraySpec, Header, encode_header
 from ceedtap.recording_definition import pack, unpack
 from ceedtap.routes import Binding, RouteReference, Transforms
 from ceedtap.shards import Parts, Replicas, count_replicas
 
-TARGET = "ceedtap_tap"
-PARTITIONED_TARGET = "ceedtap_partitioned_tap"
+TARGET, PARTITIONED_TARGET = CUSTOM_CALLS
 
 
 def emit(
@@ -45,7 +44,7 @@ def emit(
     specs = specs_of(ctx.avals_in[:count], binding.keys)
     axes, num_parts = jax_compat.mesh_axes(ctx), jax_compat.num_parts(ctx)
     if ordered_effect is not None:
-        jax_compat.check_order(ctx, f"the tap of {binding.name}")
+        jax_compat.prepare_order(ctx, f"the tap of {binding.name}")
     if jax_compat.is_partitioned(ctx):
         reference = OUTFEED.route(binding, transforms, specs)
         rule = {
@@ -66,7 +65,9 @@ def emit(
     attributes: dict[str, Any] = {"conditions": np.int32(conditions), "numbered": np.int32(num_parts > 1)}
     attributes["header"] = np.frombuffer(reference.route.header_bytes, np.uint32)
     if ctx.module_context.lowering_parameters.for_export:
-        attributes["description"] = np.frombuffer(Description.of(reference.route).encode(), np.uint8)
+        description = Description.of(reference.route)
+        attributes["description"] = np.frombuffer(description.encode(), np.uint8)
+        attributes["like"] = halves(description.models)
     avals = list(ctx.avals_in)
     if num_parts > 1:
         number, aval = jax_compat.part_number()
@@ -174,7 +175,7 @@ class _Lines:
             "numbered": "1 : i32",
             "header": _words(np.frombuffer(tap.header, np.uint32)),
             "description": _words(np.frombuffer(tap.encode(), np.uint8)),
-            "like": _words(np.array([tap.like >> 32, tap.like & 0xFFFFFFFF], np.uint32)),
+            "like": _words(halves([tap.like, *tap.models])),
         }
         config = ", ".join(f"{name} = {value}" for name, value in attributes.items())
         layouts = ", ".join(map(_layout, types))
@@ -204,6 +205,11 @@ def _layout(type_: str) -> str:
     """The layout in which the last axis is contiguous."""
     rank = 0 if type_.startswith("!") else type_.count("x") - type_.count("complex")
     return f"dense<{list(reversed(range(rank)))}> : tensor<{rank}xindex>"
+
+
+def halves(ids: Sequence[int]) -> np.ndarray:
+    """Numbers of 64 bits, each as two words."""
+    return np.array([word for number in ids for word in (number >> 32, number & 0xFFFFFFFF)], np.uint32)
 
 
 def _words(words: np.ndarray) -> str:

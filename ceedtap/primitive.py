@@ -300,6 +300,9 @@ def _tap_lowering(
 def _through_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, emits: bool, **params: Any) -> Any:
     if emits:
         OUTFEED.untracked = True
+        # The devices of one program are not in the order in which a thread has given them work; see `wait_for_results`.
+        if jax_compat.num_parts(ctx) > 1 and not ctx.module_context.lowering_parameters.for_export:
+            jax_compat.dispatch_synchronously(ctx)
         _tap_lowering(ctx, *operands, **params)
     return split(operands, params["binding"], params["conditions"])[0]
 

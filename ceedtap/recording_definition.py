@@ -69,7 +69,6 @@ class Definition:
     Attributes:
         route: the consumer id in its frames.
         tap: name of the tap.
-        consumer: name of the consumer.
         labels: the keyword arguments of the tap.
         omitted: keyword arguments that cannot be recorded, as text.
         tree: the structure of the values; see `_encode_tree`.
@@ -77,6 +76,7 @@ class Definition:
         keys: for each array, the name of the random number generator when it holds keys.
         transforms: as a consumer gets them.
         with_device: whether a consumer gets ``device=``.
+        consumer: name of the consumer.
         with_shard: whether a consumer gets ``shard=``.
         traced_labels: names of the last arguments, which are keyword arguments of a consumer.
         parts: of the program, if it runs on several devices.
@@ -84,7 +84,6 @@ class Definition:
 
     route: int
     tap: str
-    consumer: str
     labels: dict[str, Any]
     omitted: dict[str, str]
     tree: Any
@@ -92,9 +91,10 @@ class Definition:
     keys: tuple[str | None, ...]
     transforms: Transforms
     with_device: bool
-    with_shard: bool
-    traced_labels: tuple[str, ...]
-    parts: Parts | None
+    consumer: str = ""
+    with_shard: bool = False
+    traced_labels: tuple[str, ...] = ()
+    parts: Parts | None = None
 
     def encode(self) -> bytes:
         """As msgpack."""
@@ -112,7 +112,8 @@ class Definition:
         try:
             content = unpack(data)
             content["transforms"] = tuple((name, params) for name, params in content["transforms"])
-            content["parts"] = None if content["parts"] is None else Parts(*content["parts"])
+            if content.get("parts") is not None:
+                content["parts"] = Parts(*content["parts"])
             return cls(**content)
         except Exception as error:  # msgpack raises many unrelated types
             raise ValueError(f"no definition of a tap: {error}") from error
@@ -159,8 +160,8 @@ def definition(route: Route) -> Definition:
     )
     tree, leaves = _encode_tree(binding.treedef, binding.labels)
     return Definition(
-        route.header.consumer_id, tap_name(binding), binding.consumer.name, labels, omitted, tree, leaves, binding.keys,
-        transforms, binding.with_device, binding.with_shard, binding.labels, route.parts,
+        route.header.consumer_id, tap_name(binding), labels, omitted, tree, leaves, binding.keys, transforms,
+        binding.with_device, binding.consumer.name, binding.with_shard, binding.labels, route.parts,
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from ceedtap.native import ffi, lib
 from ceedtap.shards import Parts, Shard, whole
 
 Transforms = tuple[tuple[str, dict[str, Any]], ...]
-_POLICIES = {"block": lib.CT_BLOCK, "drop_newest": lib.CT_DROP_NEWEST, "drop_oldest": lib.CT_DROP_OLDEST}
+POLICIES = {"block": lib.CT_BLOCK, "drop_newest": lib.CT_DROP_NEWEST, "drop_oldest": lib.CT_DROP_OLDEST}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +46,11 @@ class Binding:
         what = self.kwargs.get("what")
         return f"{self.consumer.name}[{what}]" if isinstance(what, str) else self.consumer.name
 
-    @functools.cached_property
+    @property
     def num_labels(self) -> int:
         """Leaves of the labels; they come last."""
+        if not self.labels:
+            return 0
         children = self.treedef.children()
         return sum(child.num_leaves for child in children[len(children) - len(self.labels) :])
 
@@ -96,6 +97,13 @@ class Tee(Protocol):
         """Gets the buffer of a frame, on the receiver thread; it must not be changed, nor used later."""
 
 
+class Owner(Protocol):
+    """Who has the routes."""
+
+    #: Under it nobody frees the native part of a route. In the child of a fork it is another one.
+    lock: Any
+
+
 class Route:
     """The way from a tap in compiled programs to a consumer. Programs refer to it by the id in the frame's header."""
 
@@ -114,10 +122,10 @@ class Route:
         self.native = ffi.NULL  # ct_consumer, while the registry has it
         self.handle = ffi.new_handle(self)
 
-    def connect(self, native: Any, lock: threading.RLock, tees: Sequence[Tee]) -> None:
-        """Lets events come. Under the lock nobody frees the native part."""
+    def connect(self, native: Any, owner: Owner, tees: Sequence[Tee]) -> None:
+        """Lets events come."""
         self.native = native
-        self._lock = lock
+        self._owner = owner
         self.binding.consumer.routes.add(self)
         self.choose(tees)
 
@@ -139,23 +147,23 @@ class Route:
     def enable(self, enabled: bool) -> None:
         consumer = self.binding.consumer
         kept = enabled or not all(tee.lossy for tee in self.tees)
-        policy = _POLICIES[consumer.policy if kept else "drop_newest"]
+        policy = POLICIES[consumer.policy if kept else "drop_newest"]
         name = self.binding.name.encode()[:120]
-        with self._lock:
+        with self._owner.lock:
             if self.native:
                 lib.ct_consumer_configure(self.native, self.handle, name, policy, consumer.every)
                 lib.ct_consumer_enable(self.native, enabled or bool(self.tees))
 
     def mute(self) -> None:
         """Keeps the events in the programs until the next :meth:`enable`, unless somebody wants all of them."""
-        with self._lock:
+        with self._owner.lock:
             if self.native and not self.binding.consumer.enabled and all(tee.lossy for tee in self.tees):
                 lib.ct_consumer_enable(self.native, False)
 
     def counts(self) -> tuple[int, dict[int, dict[str, int]]]:
         """Events that programs had for the consumer, and, by device, what became of those that left."""
         offered, counts = ffi.new("uint64_t *"), ffi.new("ct_counts[]", lib.CT_MAX_DEVICES + 1)
-        with self._lock:
+        with self._owner.lock:
             if not self.native:
                 return self._last_counts
             lib.ct_consumer_get_counts(self.native, offered, counts)
@@ -173,11 +181,14 @@ class Route:
 class RouteReference:
     """Python's share in a route; compiled programs hold theirs in the native registry."""
 
+    # At the end of the process the names of this module may be gone before its objects are.
+    _forget = staticmethod(functools.partial(lib.ct_registry_unref, lib.ct_consumers()))
+
     def __init__(self, route: Route) -> None:
         self.route = route
 
     def __del__(self) -> None:
-        lib.ct_registry_unref(lib.ct_consumers(), self.route.header.consumer_id)
+        self._forget(self.route.header.consumer_id)
 
 
 def fields(struct: Any) -> dict[str, int]:

@@ -425,12 +425,91 @@ def test_an_exported_program_taps_in_another_process(tmp_path, flavour):
     assert run(EXPORTED, path, flavour, "listen").split("\n") == ["2.0", "[6.0, 2.0]"]
 
 
+def test_an_exported_program_finds_a_function_by_its_name(tmp_path):
+    path = tmp_path / "program.bin"
+    run(EXPORTED, path, "unordered", "write")
+    assert run(EXPORTED, path, "unordered", "do not listen").split("\n") == ["2.0", "[2.0]"]
+
+
 @pytest.mark.skipif(
     not importlib.util.find_spec("flatbuffers"), reason="jax.export needs flatbuffers to write a program"
 )
 def test_events_of_an_exported_program_that_nobody_asked_for_are_an_error_and_no_hang(tmp_path):
     path = tmp_path / "program.bin"
     run(EXPORTED, path, "unordered", "write")
-    result, message, seen = run(EXPORTED, path, "unordered", "do not listen").split("\n")
+    code = EXPORTED.replace("    print(exported", "    del consumer\n    print(exported", 1)
+    result, message, seen = run(code, path, "unordered", "do not listen").split("\n")
     assert (result, seen) == ("2.0", "[]")
-    assert "nobody has asked for" in message
+    assert "consumer" in message
+    assert "import __main__" in message
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("flatbuffers"), reason="jax.export needs flatbuffers to write a program"
+)
+@pytest.mark.parametrize("kind", ["loop", "ordered", "several platforms", "four devices"])
+def test_a_tap_of_an_exported_program_is_found_by_its_name(tmp_path, kind):
+    code = """
+    from jax import export
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    flux = ct.Tap("flux")
+    kind, path = sys.argv[1:3]
+    x = jnp.arange(4.0)
+    if kind == "four devices":
+        x = jax.device_put(x, NamedSharding(Mesh(np.array(jax.devices()), "i"), PartitionSpec("i")))
+    def f(x):
+        if kind == "loop":
+            return jax.lax.fori_loop(0, 2, lambda i, c: ct.id_tap(flux, {"u": c + 1}, step=i, what="w")["u"], x)
+        return ct.id_tap(flux, x, ordered=kind == "ordered") * 2
+    """
+    write = """
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in ct.outfeed.CUSTOM_CALLS]
+    platforms = {"platforms": ("cpu", "cuda")} if kind == "several platforms" else {}
+    data = export.export(jax.jit(f), disabled_checks=checks, **platforms)(x).serialize()
+    open(path, "wb").write(data)
+    """
+    read = """
+    program = jax.jit(export.deserialize(bytearray(open(path, "rb").read())).call)
+    program(x)  # nobody listens: no error
+    seen = []
+    def listen(x, **labels):
+        seen.append((x["u"].tolist() if kind == "loop" else x.tolist(), {k: str(v) for k, v in labels.items()}))
+    with flux.attached(listen):
+        program(x)
+    print(sorted(seen, key=str))
+    """
+    run(code + write, kind, tmp_path / "program.bin", devices=4)
+    out = run(code + read, kind, tmp_path / "program.bin", devices=4)
+    expected = {
+        "loop": [([k + 1.0, k + 2.0, k + 3.0, k + 4.0], {"what": "w", "step": str(k)}) for k in range(2)],
+        "four devices": [([k], {}) for k in (0.0, 1.0, 2.0, 3.0)],
+    }
+    assert out == str(expected.get(kind, [([0.0, 1.0, 2.0, 3.0], {})]))
+
+
+@pytest.mark.parametrize("flavour", ["", "ordered=True"])
+def test_programs_on_several_devices_in_the_persistent_cache(tmp_path, flavour):
+    code = f"""
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    hits = []
+    jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+    x = jax.device_put(jnp.arange(8.0), NamedSharding(Mesh(np.array(jax.devices()), "i"), PartitionSpec("i")))
+    flux, seen, rare = ct.Tap("flux"), [], []
+    consumer = ct.Consumer(lambda k: rare.append(int(k)), every=3)
+    def body(k, c):
+        ct.id_tap(consumer, k, {flavour})
+        return ct.id_tap(flux, c + 1, {flavour})
+    f = jax.jit(lambda x: jax.lax.fori_loop(0, 6, body, x))
+    hits.clear()
+    with ct.outfeed_receiver():
+        f(x).block_until_ready()
+    with flux.attached(lambda x: seen.append(x.tolist())):
+        f(x)
+    print(bool(hits), rare, sorted(seen)[:3], len(seen))
+    """
+    first, second = (run(code, tmp_path, devices=4, timeout=90) for _ in range(2))
+    expected = "[0, 3, 0, 3] [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]] 24"
+    assert (first, second) == (f"False {expected}", f"True {expected}")

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import ceedtap as ct
 
@@ -340,14 +341,57 @@ program("closed_call(g)(3)")(lambda tap: lambda: closed_call(square(tap))(3.0))
 program("grad(closed_call(g))(3)")(lambda tap: lambda: jax.grad(closed_call(square(tap)))(3.0))
 
 
+FLAT = Mesh(np.array(jax.devices()[:4]), ("i",))
+SQUARE = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+
+
 def sharded(f):
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("i",))
-    return jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("i"), out_specs=PartitionSpec("i"))
+    return jax.shard_map(f, mesh=FLAT, in_specs=P("i"), out_specs=P("i"))
 
 
 FOUR = np.array([1.0, 2.0, 3.0, 4.0])
 program("shard_map(g) over 4 devices, [1, 2, 3, 4]")(lambda tap: lambda: jax.jit(sharded(square(tap)))(FOUR))
 program("grad(shard_map(g)) over 4 devices")(lambda tap: lambda: jax.jit(jax.grad(total(sharded(square(tap)))))(FOUR))
+
+program("shard_map(g) over 4 devices, the same in all")(
+    lambda tap: (
+        lambda: jax.jit(jax.shard_map(square(tap), mesh=FLAT, in_specs=P(), out_specs=P(), check_vma=False))(
+            np.array([3.0])
+        )
+    )
+)
+
+
+def steps(tap):
+    """Two steps from 1 that multiply by x + 1 and 3; the products are tapped."""
+    return lambda x: lax.scan(lambda c, k: (tap(c * k),) * 2, jnp.ones_like(x), jnp.stack([x + 1, 0 * x + 3]))[0]
+
+
+program("shard_map(scan) over 4 devices, 2 steps")(lambda tap: lambda: jax.jit(sharded(steps(tap)))(FOUR))
+program("pmap(g) over 4 devices")(lambda tap: lambda: jax.pmap(square(tap))(FOUR))
+program("grad(pmap(g)) over 4 devices")(lambda tap: lambda: jax.grad(total(jax.pmap(square(tap))))(FOUR))
+
+
+def spread(f, *spec, mesh=FLAT):
+    """A program that XLA splits: it starts with an array on four devices."""
+    place = NamedSharding(mesh, P(*spec))
+    return jax.jit(lambda x: f(lax.with_sharding_constraint(x, place)))
+
+
+program("jit(g) of an array on 4 devices, [1, 2, 3, 4]")(lambda tap: lambda: spread(square(tap), "i")(FOUR))
+program("jit(g) of an array on 2 devices with a copy of each half")(
+    lambda tap: lambda: spread(square(tap), "a", mesh=SQUARE)(FOUR)
+)
+program("jit(g) of 3 on each of 4 devices")(lambda tap: lambda: spread(square(tap))(3.0))
+program("jit(grad(g)) of an array on 4 devices")(lambda tap: lambda: spread(jax.grad(total(square(tap))), "i")(FOUR))
+program("jit(vmap(g)) of an array on 4 devices")(lambda tap: lambda: spread(jax.vmap(square(tap)), "i")(FOUR))
+program("jit(scan) of an array on 4 devices, 2 steps")(lambda tap: lambda: spread(steps(tap), "i")(FOUR))
+program("jit(cond(True)) of an array on 4 devices")(
+    lambda tap: lambda: spread(lambda x: lax.cond(x.sum() > 0, square(tap), lambda x: x, x), "i")(FOUR)
+)
+program("jit of a tap of the sum of an array on 4 devices")(
+    lambda tap: lambda: spread(lambda x: tap(x.sum()), "i")(FOUR)
+)
 
 # -- tests -----------------------------------------------------------------------------------------------------------
 

@@ -544,7 +544,7 @@ def test_replay_into_a_tap_and_with_errors(path):
     assert ct.replay(path, {"t": tap}) == 0  # nothing is attached
 
 
-def test_replay_lets_consumers_change_their_arrays(path):
+def test_consumers_of_a_replay_cannot_change_the_arrays_of_others(path):
     with ct.record(path):
         loop(ct.Tap("t"), 4)()
 
@@ -552,7 +552,9 @@ def test_replay_lets_consumers_change_their_arrays(path):
         x += 1
 
     before = path.read_bytes()
-    ct.replay(path, {"t": change})
+    with pytest.raises(ct.CallbackException, match="4 exceptions") as caught:
+        ct.replay(path, {"t": change})
+    assert all("read-only" in str(error) for error in caught.value.exceptions)
     assert path.read_bytes() == before
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import cffi
 
 HERE = Path("ceedtap/native")  # builds run in the project's root, and setuptools wants relative source paths
-SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "call.c", "operator.c", "pointwise.c", "crc.c"]
+SOURCES = ["lock.c", "registry.c", "queue.c", "tap.c", "call.c", "operator.c", "pointwise.c", "crc.c", "signals.c"]
 
 
 def xla_headers() -> str:
@@ -32,7 +32,7 @@ builder.set_source(
     "ceedtap.native._native",
     '#include "ceedtap.h"',
     sources=[str(HERE / name) for name in SOURCES],
-    depends=[str(HERE / name) for name in ("ceedtap.h", "frame.h", "queue.h", "xla_ffi.h")],
+    depends=[str(HERE / name) for name in ("ceedtap.h", "frame.h", "queue.h", "signals.h", "xla_ffi.h")],
     include_dirs=[str(HERE), xla_headers()],
     extra_compile_args=["-std=gnu11", "-O3", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"],
     extra_link_args=["-pthread"],

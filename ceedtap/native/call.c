@@ -13,6 +13,7 @@
 
 #include "ceedtap.h"
 #include "frame.h"
+#include "signals.h"
 #include "xla_ffi.h"
 
 #include <errno.h>
@@ -20,12 +21,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-  SIGNAL_POLL_MS = 100, /* of the main thread, while it waits */
   IDLE_MS = 10000,      /* after which a spare thread of Python's is let go */
   SPARE_THREADS = 2,    /* that are kept: with one caller at a time, one works and one waits */
 };
@@ -369,49 +368,13 @@ int ct_call_fail(ct_call *call, const char *message) {
 
 /* -- signals ----------------------------------------------------------------------------------------------------- */
 
-/* What a signal handler of Python's raised while the main thread was inside of XLA. */
-typedef struct raised {
-  PyObject *type, *value, *traceback;
-} raised;
-
-static int raise_again(void *object) {
-  raised exception = *(raised *)object;
-  free(object);
-  PyErr_Restore(exception.type, exception.value, exception.traceback);
-  return -1;
-}
-
-/* Runs the handlers of signals that have come. 1: one of them raised; the exception is raised again when XLA has
- * returned to Python. */
-static int interrupted(void) {
-  if (!Py_IsInitialized()) return 0;
-  PyGILState_STATE gil = PyGILState_Ensure();
-  int raises = PyErr_CheckSignals() != 0;
-  if (raises) {
-    raised *exception = malloc(sizeof *exception);
-    if (exception) {
-/* Its successor came with Python 3.12. */
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-      PyErr_Fetch(&exception->type, &exception->value, &exception->traceback);
-#pragma GCC diagnostic pop
-      if (Py_AddPendingCall(raise_again, exception)) free(exception);
-    }
-    PyErr_Clear();
-  }
-  PyGILState_Release(gil);
-  return raises;
-}
-
-static int on_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
-
 /* Waits for the answer in the handler, on Python's main thread. */
 static XLA_FFI_Error *wait_here(pending *p) {
   pthread_mutex_lock(&calls.mutex);
   while (!p->future) {
-    if (wait_until(&p->answered, now_ns() + INT64_C(1000000) * SIGNAL_POLL_MS) != ETIMEDOUT || p->future) continue;
+    if (wait_until(&p->answered, now_ns() + INT64_C(1000000) * CT_SIGNAL_POLL_MS) != ETIMEDOUT || p->future) continue;
     pthread_mutex_unlock(&calls.mutex);
-    int stop = interrupted();
+    int stop = ct_run_signal_handlers();
     pthread_mutex_lock(&calls.mutex);
     if (stop) end(p, XLA_FFI_Error_Code_CANCELLED, "was interrupted by a signal. It may still be running.");
   }
@@ -475,6 +438,7 @@ static pending *call_new(const XLA_FFI_CallFrame *frame, const XLA_FFI_Array *he
   ct_frame_fill(bytes, frame, header);
   p->call.bytes = bytes;
   p->call.function = function;
+  p->call.device = ct_ffi_device(frame);
   p->call.on_pool = on_pool || !PyGILState_GetThisThreadState();
   p->api = frame->api;
   cond_init(&p->answered);
@@ -498,7 +462,7 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   if (error) return error;
   pending *p = call_new(frame, header, function);
   if (!p) return no_memory(frame);
-  int waits = on_main_thread();
+  int waits = ct_on_main_thread();
   if (!waits) {
     XLA_FFI_Future_Create_Args args = {XLA_FFI_Future_Create_Args_STRUCT_SIZE, NULL, NULL};
     error = frame->api->XLA_FFI_Future_Create(&args);

@@ -6,6 +6,7 @@
  *   tap.c       the XLA FFI handler of a tap
  *   call.c      calls of host functions that return values to the program, and their XLA FFI handler
  *   operator.c  the XLA FFI handler of an embedded libCEED operator
+ *   signals.c   Ctrl-C while a program waits for Python
  *   crc.c       checksums of large frames
  *   pointwise.c the XLA FFI handler of a compiled point function over plain arrays
  *
@@ -64,6 +65,7 @@ typedef struct ct_consumer {
   uint64_t offered; /* events of programs, emitted or not */
   void *description; /* what a program says of a tap that this process need not know; or NULL. It does not change */
   uint64_t description_size;
+  uint64_t like; /* the consumer that it stands for in a part of a program, which lives as long; 0: none */
   ct_counts counts[CT_MAX_DEVICES + 1]; /* by device; the last one is for devices that are unknown */
 } ct_consumer;
 
@@ -91,6 +93,7 @@ typedef struct ct_queue_stats {
 #define CT_SKIPPED 1   /* the event is not wanted, or has been dropped and counted */
 #define CT_TIMED_OUT 2 /* no event has been consumed for the time-out */
 #define CT_NO_MEMORY 3
+#define CT_INTERRUPTED 4 /* by a signal, while it waited for room */
 
 ct_consumer *ct_consumer_get(uint64_t id); /* the consumer with this id, made when there is none; one reference */
 /* The consumers that programs have described and nobody has configured. They live as long as nobody reaps. */
@@ -112,6 +115,8 @@ void ct_queue_configure(uint64_t budget, int64_t timeout_ms); /* bytes for each 
 /* Around fork. The child gets an empty queue: the events belong to the parent. */
 void ct_queue_before_fork(void);
 void ct_queue_after_fork(int in_child);
+/* The process ends: what is emitted from now on is waited for, until no event has been consumed for the patience. */
+void ct_queue_linger(int64_t patience_ms);
 void ct_queue_close(void); /* later frames are dropped and counted; blocked producers go on */
 int ct_queue_emit(ct_consumer *consumer, int32_t device, int32_t part, const void *header, size_t header_size,
                   const void *data, size_t size); /* CT_RESERVED: emitted */
@@ -130,6 +135,7 @@ typedef struct ct_call {
   void *bytes;   /* the frame: header and operands */
   uint64_t size; /* of the frame */
   int on_pool;   /* while the program waits, it may keep a thread of XLA's pool */
+  int32_t device; /* local device ordinal; -1: unknown */
 } ct_call;
 
 /* Waits for a call. *alone: no other thread waits, so somebody must, before the host function runs. NULL: the thread is

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "ceedtap.h"
 #include "queue.h"
+#include "signals.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -46,6 +47,7 @@ static struct {
   int woken;    /* ct_queue_take shall return */
   int closed;
   int blocked; /* producers that wait on `room` */
+  int64_t patience_ms; /* at the end of the process, with what is emitted; 0: it does not end */
   ct_queue_stats stats;
   uint64_t seq; /* of the next frame */
   uint64_t device_bytes[CT_MAX_DEVICES + 1];
@@ -157,6 +159,7 @@ int ct_consumer_idle(const ct_consumer *consumer) {
 }
 
 void ct_consumer_free(ct_consumer *consumer) {
+  if (consumer->like) ct_registry_unref(ct_consumers(), consumer->like);
   free(consumer->description);
   free(consumer);
 }
@@ -203,21 +206,49 @@ static void drop_oldest(ct_consumer *consumer, int slot, uint64_t size) {
   }
 }
 
-/* Waits until there is room. 0: there is none, the receiver has not consumed anything for the time-out. */
+static int is_receiver(void) { return queue.has_receiver && pthread_equal(pthread_self(), queue.receiver); }
+
+/* Waits a little while for something to be consumed; the lock is held, and released meanwhile. */
+static void wait_a_little(void) {
+  struct timespec until = from_now(CT_SIGNAL_POLL_MS * 1000);
+  queue.blocked++;
+  pthread_cond_timedwait(&queue.room, &queue.mutex, &until);
+  queue.blocked--;
+}
+
+static int64_t now_ms(void) {
+  struct timespec now = from_now(0);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Waits until there is room: CT_RESERVED; or CT_TIMED_OUT when nothing has been consumed for the time-out, or
+ * CT_INTERRUPTED. The lock is held, and released meanwhile. */
 static int wait_for_room(int slot, uint64_t size) {
-  /* The receiver would wait for itself when a consumer runs a program with taps. */
-  if (queue.has_receiver && pthread_equal(pthread_self(), queue.receiver)) return 1;
-  struct timespec until = from_now(queue.timeout_ms * 1000);
-  while (!queue.closed && !has_room(slot, size)) {
+  if (is_receiver()) return CT_RESERVED; /* it would wait for itself when a consumer runs a program with taps */
+  int outcome = CT_RESERVED, seen = ct_watch_signals();
+  int64_t since = now_ms();
+  while (outcome == CT_RESERVED && !queue.closed && !has_room(slot, size)) {
     uint64_t consumed = queue.stats.consumed;
-    queue.blocked++;
-    int rc = queue.timeout_ms < 0 ? pthread_cond_wait(&queue.room, &queue.mutex)
-                                  : pthread_cond_timedwait(&queue.room, &queue.mutex, &until);
-    queue.blocked--;
-    if (queue.stats.consumed != consumed) until = from_now(queue.timeout_ms * 1000);
-    else if (rc == ETIMEDOUT) return 0;
+    wait_a_little();
+    if (queue.stats.consumed != consumed) since = now_ms();
+    else if (queue.timeout_ms >= 0 && now_ms() >= since + queue.timeout_ms) outcome = CT_TIMED_OUT;
+    if (has_room(slot, size)) break;
+    pthread_mutex_unlock(&queue.mutex);
+    if (ct_interrupted(&seen)) outcome = CT_INTERRUPTED;
+    pthread_mutex_lock(&queue.mutex);
   }
-  return 1;
+  ct_unwatch_signals();
+  return outcome;
+}
+
+/* At the end of the process: waits until the frames are consumed, or nothing is for the patience. The lock is held. */
+static void linger(void) {
+  int64_t since = now_ms();
+  while (ct_python_runs() && !queue.closed && !is_receiver() && (queue.head || queue.current) && now_ms() < since + queue.patience_ms) {
+    uint64_t consumed = queue.stats.consumed;
+    wait_a_little();
+    if (queue.stats.consumed != consumed) since = now_ms();
+  }
 }
 
 /* -- producers --------------------------------------------------------------------------------------------------- */
@@ -232,9 +263,10 @@ int ct_queue_reserve(ct_consumer *consumer, int32_t device, uint64_t size, ct_fr
   pthread_mutex_lock(&queue.mutex);
   if (!queue.closed && !has_room(slot, size)) {
     if (consumer->policy == CT_DROP_OLDEST) drop_oldest(consumer, slot, size);
-    if (consumer->policy == CT_BLOCK && !wait_for_room(slot, size)) {
+    int outcome = consumer->policy == CT_BLOCK ? wait_for_room(slot, size) : CT_RESERVED;
+    if (outcome != CT_RESERVED) {
       pthread_mutex_unlock(&queue.mutex);
-      return CT_TIMED_OUT;
+      return outcome;
     }
   }
   consumer->counts[slot].emitted++;
@@ -287,8 +319,9 @@ void ct_queue_commit(ct_frame *frame) {
   queue.tail = &frame->next;
   int wake = queue.sleeping;
   queue.sleeping = 0;
-  pthread_mutex_unlock(&queue.mutex);
   if (wake) pthread_cond_signal(&queue.ready);
+  if (queue.patience_ms > 0) linger();
+  pthread_mutex_unlock(&queue.mutex);
 }
 
 int ct_queue_emit(ct_consumer *consumer, int32_t device, int32_t part, const void *header, size_t header_size,
@@ -380,6 +413,12 @@ void ct_queue_configure(uint64_t budget, int64_t timeout_ms) {
   pthread_cond_broadcast(&queue.room);
 }
 
+void ct_queue_linger(int64_t patience_ms) {
+  pthread_mutex_lock(&queue.mutex);
+  queue.patience_ms = patience_ms;
+  pthread_mutex_unlock(&queue.mutex);
+}
+
 void ct_queue_close(void) {
   pthread_mutex_lock(&queue.mutex);
   queue.closed = 1;
@@ -416,6 +455,7 @@ void ct_queue_after_fork(int in_child) {
     queue.budget = budget;
     queue.timeout_ms = timeout_ms;
     queue_init();
+    ct_signals_after_fork();
   }
   ct_registries_after_fork(in_child);
 }

@@ -97,10 +97,21 @@ ct_consumer *ct_consumer_get(uint64_t id) {
   return consumer;
 }
 
-int ct_consumer_describe(ct_consumer *consumer, const void *description, size_t size, uint64_t like) {
+/* Starts with the settings of another consumer, and keeps it. The lock is held. */
+static void resemble(ct_consumer *consumer, entry *other) {
+  const ct_consumer *model = other->payload;
+  if (other->refs++ == 0) consumers.dead--;
+  consumer->like = other->key;
+  consumer->policy = model->policy;
+  consumer->every = model->every;
+  memcpy(consumer->name, model->name, sizeof consumer->name);
+  __atomic_store_n(&consumer->enabled, __atomic_load_n(&model->enabled, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+}
+
+int ct_consumer_describe(ct_consumer *consumer, const void *description, size_t size, const uint32_t *like, int num_like) {
   int done = 1;
   pthread_mutex_lock(&consumers.mutex);
-  if (!consumer->description) {
+  if (!consumer->description && !consumer->route) {
     void *copy = malloc(size);
     done = copy != NULL;
     if (done) {
@@ -108,13 +119,9 @@ int ct_consumer_describe(ct_consumer *consumer, const void *description, size_t 
       consumer->description_size = size;
       consumer->description = copy;
     }
-    entry *other = like ? *find(&consumers, like) : NULL;
-    if (other && !consumer->route) {
-      const ct_consumer *model = other->payload;
-      consumer->policy = model->policy;
-      consumer->every = model->every;
-      memcpy(consumer->name, model->name, sizeof consumer->name);
-      __atomic_store_n(&consumer->enabled, __atomic_load_n(&model->enabled, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+    for (int i = 0; i < num_like && !consumer->like; i++) {
+      entry *other = *find(&consumers, (uint64_t)like[2 * i] << 32 | like[2 * i + 1]);
+      if (other) resemble(consumer, other);
     }
   }
   pthread_mutex_unlock(&consumers.mutex);

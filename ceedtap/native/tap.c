@@ -26,9 +26,8 @@ static int describe(const XLA_FFI_CallFrame *frame, ct_consumer *consumer) {
   const XLA_FFI_Array *description = ct_ffi_attr(frame, "description", XLA_FFI_AttrType_ARRAY);
   const XLA_FFI_Array *like = ct_ffi_attr(frame, "like", XLA_FFI_AttrType_ARRAY);
   if (!description || description->dtype != XLA_FFI_DataType_U8) return 1;
-  const uint32_t *words = like && like->dtype == XLA_FFI_DataType_U32 && like->size == 2 ? like->data : NULL;
-  uint64_t model = words ? (uint64_t)words[0] << 32 | words[1] : 0;
-  return ct_consumer_describe(consumer, description->data, description->size, model);
+  int pairs = like && like->dtype == XLA_FFI_DataType_U32 ? (int)(like->size / 2) : 0;
+  return ct_consumer_describe(consumer, description->data, description->size, pairs ? like->data : NULL, pairs);
 }
 
 static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
@@ -40,13 +39,6 @@ static XLA_FFI_Error *instantiate(XLA_FFI_CallFrame *frame) {
   if (!consumer || !describe(frame, consumer))
     return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "ceedtap: out of memory");
   return ct_ffi_set_state(frame, &type_id, consumer);
-}
-
-/* The device and the run are only labels: without them the data must arrive all the same. */
-static void ignore(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
-  if (!error) return;
-  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-  api->XLA_FFI_Error_Destroy(&args);
 }
 
 static XLA_FFI_Error *timed_out(const XLA_FFI_CallFrame *frame) {
@@ -97,17 +89,18 @@ static XLA_FFI_Error *execute(XLA_FFI_CallFrame *frame) {
   XLA_FFI_Error *error = ct_ffi_get_state(frame, &type_id, &consumer);
   if (error) return error;
   XLA_FFI_RunId_Get_Args run = {XLA_FFI_RunId_Get_Args_STRUCT_SIZE, NULL, frame->ctx, 0};
-  XLA_FFI_DeviceOrdinal_Get_Args device = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, -1};
-  ignore(frame->api, frame->api->XLA_FFI_RunId_Get(&run));
-  ignore(frame->api, frame->api->XLA_FFI_DeviceOrdinal_Get(&device));
+  ct_ffi_ignore(frame->api, frame->api->XLA_FFI_RunId_Get(&run));
   ct_frame *out;
-  switch (ct_queue_reserve(consumer, device.device_ordinal, ct_frame_size(frame, header), &out)) {
+  switch (ct_queue_reserve(consumer, ct_ffi_device(frame), ct_frame_size(frame, header), &out)) {
     case CT_RESERVED:
       break;
     case CT_SKIPPED:
       return NULL;
     case CT_TIMED_OUT:
       return timed_out(frame);
+    case CT_INTERRUPTED:
+      return ct_ffi_error(frame->api, XLA_FFI_Error_Code_CANCELLED,
+                          "ceedtap: interrupted while a tap waited for room in the outfeed");
     default:
       return ct_ffi_error(frame->api, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED,
                           "ceedtap: no memory for the frame of a tap");

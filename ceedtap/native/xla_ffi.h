@@ -77,6 +77,20 @@ static inline int ct_ffi_num_bits(XLA_FFI_DataType dtype) {
   }
 }
 
+/* Labels only: without them the data must arrive all the same. */
+static inline void ct_ffi_ignore(const XLA_FFI_Api *api, XLA_FFI_Error *error) {
+  if (!error) return;
+  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
+/* The local ordinal of the device that runs the program; -1: unknown. */
+static inline int32_t ct_ffi_device(const XLA_FFI_CallFrame *frame) {
+  XLA_FFI_DeviceOrdinal_Get_Args args = {XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, NULL, frame->ctx, -1};
+  ct_ffi_ignore(frame->api, frame->api->XLA_FFI_DeviceOrdinal_Get(&args));
+  return args.device_ordinal;
+}
+
 static inline XLA_FFI_Error *ct_ffi_set_state(XLA_FFI_CallFrame *frame, XLA_FFI_TypeId *type, void *state) {
   XLA_FFI_State_Set_Args args = {XLA_FFI_State_Set_Args_STRUCT_SIZE, NULL,  frame->ctx,
                                  XLA_FFI_ExecutionStage_INSTANTIATE, type, state};
