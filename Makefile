@@ -32,6 +32,7 @@ fuzz: $(VENV)/ready-test
 	$(BIN)/python tests/fuzz/fuzz_ceed.py
 	$(BIN)/python tests/fuzz/fuzz_codegen.py
 	$(BIN)/python tests/fuzz/fuzz_recording.py
+	$(BIN)/python tests/fuzz/fuzz_taps.py --programs 10000
 
 lint: $(VENV)/ready-lint
 	$(BIN)/ruff format --check .
