@@ -1,7 +1,7 @@
 """Which events a program with taps must have, found in three ways without compiling it.
 
-* :func:`interpret` evaluates the jaxpr that JAX made of a program, equation by equation: loops are loops of Python, each
-  shard of a `shard_map` is a thread. It knows what JAX made of the program, and not whether that is right.
+* :func:`interpret` evaluates the jaxpr that JAX made of a program, equation by equation: loops are loops of Python,
+  shards are threads. It knows what JAX made of the program, and not whether that is right.
 * :func:`unrolled` runs the source with loops and branches of Python, without `jit` and `checkpoint`; the derivatives
   and `vmap` are JAX's. It knows all events, except for derivatives that are zero because nothing depends on them.
 * :func:`plain` runs the source without any transformation of JAX where there are taps: lanes and shards are loops, and
@@ -523,7 +523,17 @@ def plain(source: str, x: Any) -> tuple[list[Event], Any]:
     own = _Plain()
     own_jax = {
         name: getattr(own, name)
-        for name in ("grad", "value_and_grad", "jvp", "vjp", "linearize", "vmap", "custom_jvp", "custom_vjp", "shard_map")
+        for name in (
+            "grad",
+            "value_and_grad",
+            "jvp",
+            "vjp",
+            "linearize",
+            "vmap",
+            "custom_jvp",
+            "custom_vjp",
+            "shard_map",
+        )
     }
     own_jax |= {"jit": _same, "checkpoint": _same, "checkpoint_policies": jax.checkpoint_policies}
     own_lax = {"scan": _scan, "fori_loop": _fori_loop, "while_loop": _while_loop, "cond": _cond, "switch": _switch}

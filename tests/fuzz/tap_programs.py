@@ -213,7 +213,7 @@ class _Writer:
         elif kind == 7 and place.ints:
             operand = rng.choice(place.ints)
         elif kind == 8:
-            operand, used = f"{x}, {other}", f"{{0}}[0] + 0.1 * {{0}}[1]"
+            operand, used = f"{x}, {other}", "{0}[0] + 0.1 * {0}[1]"
         elif kind == 9:
             number = rng.choice((*place.ints, "4", "1.5"))
             operand, used = f"{{'a': {x}, 'n': {number}}}", "{0}['a'] + 0.1 * {0}['n']"
@@ -456,9 +456,7 @@ class _Writer:
         else:
             result = "{}"
         f = self.function(inner, closed=True, result=result, **changes)
-        g = self.assign(
-            place, f"jax.shard_map({f}, mesh=mesh({devices}), in_specs=P('i'), out_specs=P('i'))", "mapped"
-        )
+        g = self.assign(place, f"jax.shard_map({f}, mesh=mesh({devices}), in_specs=P('i'), out_specs=P('i'))", "mapped")
         x = place.current
         return self.assign(place, {
             "plain": f"{g}({x})",
