@@ -43,6 +43,7 @@ _PRIVATE = {
     "jax._src.effects": _EFFECT_REGISTRIES + _ORDERED_REGISTRIES,
     "jax._src.lax.control_flow.loops": (
         "_scan_known_hoisting",
+        "_scan_impl",
         "_scan_partial_eval_custom",
         "_while_lowering",
         "pe",
@@ -58,6 +59,7 @@ _PRIVATE = {
     "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
     "jax._src.state.types": ("AbstractRef",),
     "jax._src.dispatch": ("RuntimeTokenSet", "runtime_tokens"),
+    "jax._src.ad_checkpoint": ("remat_p",),
     "jax._src.lax.special": (
         "igamma_impl",
         "igamma_grad_a_impl",
@@ -91,6 +93,7 @@ from jax._src import debugging as _debugging  # noqa: E402
 from jax._src import dispatch as _dispatch  # noqa: E402
 from jax._src import effects as _effects  # noqa: E402
 from jax._src import source_info_util as _source_info  # noqa: E402
+from jax._src.ad_checkpoint import remat_p as _remat_p  # noqa: E402
 from jax._src.ffi import build_ffi_lowering_function  # noqa: E402
 from jax._src.lax.control_flow import loops as _loops  # noqa: E402
 from jax._src.state.types import AbstractRef as _AbstractRef  # noqa: E402
@@ -147,6 +150,14 @@ def allow_effect(effect_type: type[Effect], *, ordered: bool = False) -> None:
     _ours.add(effect_type)
     for name in _EFFECT_REGISTRIES + (_ORDERED_REGISTRIES if ordered else ()):
         getattr(_effects, name).add_type(effect_type)
+
+
+_in_loops: set[Any] = set()
+
+
+def keep_in_loops(primitive: Any) -> None:
+    """Tells of a primitive that emits without an effect, so that what it emits keeps the order of a loop."""
+    _in_loops.add(primitive)
 
 
 def set_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
@@ -660,8 +671,7 @@ def _keep_effects_in_scan() -> None:
         return nothing, jaxpr, [True] * len(jaxpr.out_avals), []
 
     private = types.SimpleNamespace(**{**vars(_loops.pe), "partial_eval_jaxpr_nounits": take_nothing_out})
-    names = {**rule.__globals__, "state": types.SimpleNamespace(AbstractRef=object), "pe": private}
-    keeps = types.FunctionType(rule.__code__, names, rule.__name__, rule.__defaults__, rule.__closure__)
+    keeps = _with_globals(rule, state=types.SimpleNamespace(AbstractRef=object), pe=private)
 
     def chosen(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
         ours = any(type(effect) in _ours for effect in eqn.effects)
@@ -688,18 +698,109 @@ def _refuse_ordered_effects_in_batched_predicates() -> None:
     mlir.register_lowering(_loops.while_p, guarded)
 
 
-def _keep_steps_in_one_piece() -> None:
-    """JAX makes a function of the body of an unrolled loop and calls it for every step. Calls with side effects that do
-    not depend on each other run at the same time; put one after the other they have an order (`_last_token`)."""
-    entry = mlir._lowerings[_core.closed_call_p]
-    lower = getattr(entry, "rule", entry)
+def _keep_order_in_unrolled_scans() -> None:
+    """JAX calls the body of an unrolled scan as a function several times in a row, and XLA runs what is independent in
+    them in any order. A scan with our effects stays a loop."""
+    lower = mlir.lower_fun(_loops._scan_impl, multiple_results=True)
 
-    def guarded(ctx: Any, *args: Any, call_jaxpr: Any, **params: Any) -> Any:
-        if not any(type(effect) in _ours for effect in call_jaxpr.effects):
-            return lower(ctx, *args, call_jaxpr=call_jaxpr, **params)
-        return mlir.lower_fun(jaxpr_function(call_jaxpr), multiple_results=True)(ctx, *args)
+    def guarded(ctx: Any, *args: Any, jaxpr: Any, unroll: int, **params: Any) -> Any:
+        ours = any(type(effect) in _ours for effect in jaxpr.effects) or contains(jaxpr, _in_loops)
+        return lower(ctx, *args, jaxpr=jaxpr, unroll=1 if ours else unroll, **params)
 
-    mlir.register_lowering(_core.closed_call_p, guarded, cacheable=False)
+    mlir.register_lowering(_loops.scan_p, guarded)
+
+
+def _keep_effects_of_checkpoint() -> None:
+    """Linearising `checkpoint` forgets effects of tangents unless the result depends on what `checkpoint` returns; with
+    `jit` or `scan` in its place they are kept."""
+    rule = partial_eval.custom_partial_eval_rules[_remat_p]
+    pe = rule.__globals__["pe"]
+
+    def kept(
+        trace: Any, in_tracers: Any, out_tracers: Any, primitive: Any, params: Any, effects: Any, *rest: Any
+    ) -> Any:
+        recipe = pe.new_eqn_recipe(trace, in_tracers, out_tracers, primitive, params, effects, *rest)
+        if any(type(effect) in _ours for effect in effects):
+            trace.effect_handles.append(pe.EffectHandle(in_tracers, recipe))
+        return recipe
+
+    private = types.SimpleNamespace(**{**vars(pe), "new_eqn_recipe": kept})
+    partial_eval.custom_partial_eval_rules[_remat_p] = _with_globals(rule, pe=private)
+
+
+def _with_globals(function: Any, **others: Any) -> Any:
+    """A copy of a function that sees other global names."""
+    names = {**function.__globals__, **others}
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _tap_known_loops_once() -> None:
+    """Linearising a `while_loop` runs all of it again in the linear function, with what was known before and its
+    effects. What is known is computed again there, as in `checkpoint`, but not tapped again."""
+    pe, nothing_saveable = _loops.pe, _loops.ad_checkpoint.nothing_saveable
+
+    def quiet(closed: Any, unknown: Sequence[bool], out_unknown: Sequence[bool]) -> Any:
+        inputs = [True] * len(unknown)
+        split = pe.partial_eval_jaxpr_custom(closed.jaxpr, unknown, inputs, out_unknown, True, nothing_saveable)
+        return jex_core.ClosedJaxpr(split[1], closed.consts)
+
+    def quiet_params(params: dict[str, Any], unknown: Sequence[bool], carry: Sequence[bool]) -> dict[str, Any]:
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        body = quiet(params["body_jaxpr"], [*unknown[first:second], *carry], carry)
+        cond = quiet(params["cond_jaxpr"], [*unknown[:first], *carry], [False])
+        return {**params, "cond_jaxpr": cond, "body_jaxpr": body}
+
+    rule = pe.custom_partial_eval_rules[_loops.while_p]
+
+    def guarded(trace: Any, *tracers: Any, **params: Any) -> Any:
+        run_before = False
+        unknown = [not tracer.pval.is_known() for tracer in tracers]
+
+        class Loop:
+            """The primitive, which is bound for the part that is known."""
+
+            def bind(self, *args: Any, **known: Any) -> Any:
+                nonlocal run_before
+                run_before = True
+                return _loops.while_p.bind(*args, **known)
+
+        class Trace:
+            def default_process_primitive(self, _: Any, tracers: Any, params: Any) -> Any:
+                if run_before:
+                    params = quiet_params(params, unknown, carry_unknown())
+                return trace.default_process_primitive(_loops.while_p, tracers, params)
+
+        def carry_unknown() -> list[bool]:
+            first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+            carry: list[bool] = unknown[second:]
+            while True:
+                out = pe.partial_eval_jaxpr_nounits(params["body_jaxpr"], [*unknown[first:second], *carry], carry)[2]
+                if list(out) == carry:
+                    return carry
+                carry = [a or b for a, b in zip(carry, out, strict=True)]
+
+        return _with_globals(rule, while_p=Loop())(Trace(), *tracers, **params)
+
+    def chosen(trace: Any, *tracers: Any, **params: Any) -> Any:
+        effects = params["cond_jaxpr"].effects | params["body_jaxpr"].effects
+        return (guarded if any(type(e) in _ours for e in effects) else rule)(trace, *tracers, **params)
+
+    pe.custom_partial_eval_rules[_loops.while_p] = chosen
+
+    inner_rule = pe.partial_eval_jaxpr_custom_rules[_loops.while_p]
+
+    def inner(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        known, staged, out_unknown, *rest = inner_rule(saveable, unknown, instantiated, eqn)
+        if known is not None and any(type(effect) in _ours for effect in eqn.effects):
+            params = quiet_params(eqn.params, unknown, out_unknown)
+            kept = params["cond_jaxpr"].effects | params["body_jaxpr"].effects
+            effects = {e for e in eqn.effects if type(e) not in _ours or e in kept}
+            staged = eqn.replace(params=params, effects=effects)
+        return known, staged, out_unknown, *rest
+
+    pe.partial_eval_jaxpr_custom_rules[_loops.while_p] = inner
 
 
 def _forget_failed_orders() -> None:
@@ -719,7 +820,9 @@ def _forget_failed_orders() -> None:
     _dispatch.RuntimeTokenSet.get_token_input = guarded
 
 
-_keep_steps_in_one_piece()
 _forget_failed_orders()
 _keep_effects_in_scan()
 _refuse_ordered_effects_in_batched_predicates()
+_keep_order_in_unrolled_scans()
+_keep_effects_of_checkpoint()
+_tap_known_loops_once()

@@ -36,6 +36,7 @@ tap_p = jax_compat.Primitive("tap")
 tap_p.multiple_results = True
 through_p = jax_compat.Primitive("tap_through")
 through_p.multiple_results = True
+jax_compat.keep_in_loops(through_p)
 
 
 class TapEffect(jax_compat.Effect):

@@ -310,7 +310,7 @@ def main() -> None:
         counts += numbers
         text = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         print(f"seeds to {seeds[-1]}, {time.perf_counter() - begin:.0f} s: {text}; {len(failed)} differ", flush=True)
-        if (seeds[-1] + 1) // 2000 != start // 2000:  # seldom: the operations of interpreters are compiled as well
+        if (seeds[-1] + 1) // 500 != start // 500:  # seldom: the operations of interpreters are compiled as well
             jax.clear_caches()
     sys.exit(bool(failed))
 

@@ -26,7 +26,7 @@ class Place:
         floats: variables that can be seen from here, with their shapes.
         ints: loop counters that can be seen from here.
         depth: how many functions deeper it may go.
-        reverse: inside of a reverse derivative, which has no while loops; or of `linearize`, which computes them again.
+        reverse: inside of a reverse derivative, which has no while loops.
         forward: inside of a forward derivative, which has no `custom_vjp`.
         lanes: inside of a `vmap`.
         taps: whether there may be taps.
@@ -302,7 +302,7 @@ class _Writer:
         return self.assign(place, f"{y} + 0.1 * {v}") if rng.random() < 0.5 else y
 
     def linearize(self, place: Place, rng: random.Random) -> str:
-        f = self.function(place, forward=True, reverse=True)
+        f = self.function(place, forward=True)
         x = place.current
         if self.is_inlined(place):
             return self.assign(place, f"{f}({x})")
