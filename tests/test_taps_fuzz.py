@@ -32,10 +32,10 @@ def program(source: str, devices: int = 0) -> Program:
 
 
 def test_random_programs():
-    failed, counts = fuzz_taps.run(range(70))
+    failed, counts = fuzz_taps.run(range(40))
     assert failed == []
-    assert counts["programs"] > 50
-    assert counts["on devices"] > 3
+    assert counts["programs"] > 30
+    assert counts["on devices"] > 2
 
 
 def test_what_the_interpreters_say_of_a_loop():
