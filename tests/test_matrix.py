@@ -181,8 +181,8 @@ simple("jacfwd(vmap(g))([1, 2])", lambda g: jax.jacfwd(jax.vmap(g))(PAIR))
 simple("jacrev(vmap(g))([1, 2])", lambda g: jax.jacrev(jax.vmap(g))(PAIR))
 
 
-def powers(tap):
-    return lambda x: lax.scan(lambda c, _: (tap(c * x), None), jnp.ones_like(x), None, 3)[0]
+def powers(tap, unroll=1):
+    return lambda x: lax.scan(lambda c, _: (tap(c * x), None), jnp.ones_like(x), None, 3, unroll=unroll)[0]
 
 
 def powers_by_fori(tap):
@@ -208,6 +208,8 @@ def branches(tap):
 program("scan, 3 steps")(lambda tap: lambda: powers(tap)(2.0))
 program("jvp(scan)")(lambda tap: lambda: jax.jvp(powers(tap), (2.0,), (1.0,)))
 program("grad(scan)")(lambda tap: lambda: jax.grad(powers(tap))(2.0))
+program("scan, 3 steps, unroll=3")(lambda tap: lambda: powers(tap, 3)(2.0))
+program("grad(scan), 3 steps, unroll=2")(lambda tap: lambda: jax.grad(powers(tap, 2))(2.0))
 program("scan, tap of x * x, the same in all steps")(lambda tap: lambda: sum_of_squares(tap)(2.0))
 program("grad(scan), tap of x * x, the same in all steps")(lambda tap: lambda: jax.grad(sum_of_squares(tap))(2.0))
 program("vmap(scan), x = [1, 2]")(lambda tap: lambda: jax.vmap(powers(tap))(PAIR))
@@ -221,6 +223,9 @@ program("while_loop, tap in the predicate")(lambda tap: lambda: powers_by_while_
 program("jvp(while_loop)")(lambda tap: lambda: jax.jvp(powers_by_while(tap), (2.0,), (1.0,)))
 program("jvp(while_loop), tap in the predicate")(
     lambda tap: lambda: jax.jvp(powers_by_while_tapped_predicate(tap), (lax.optimization_barrier(2.0),), (1.0,))
+)
+program("linearize(while_loop), its linear function at 1 and 2")(
+    lambda tap: lambda: twice(jax.linearize(powers_by_while(tap), 2.0)[1])
 )
 program("cond(True), taps in both branches")(lambda tap: lambda: branches(tap)(True, 3.0))
 program("cond(False), taps in both branches")(lambda tap: lambda: branches(tap)(False, 3.0))
@@ -286,6 +291,9 @@ def with_policies(name, run):
 with_policies("checkpoint(g)(3)", lambda checkpoint, tap: checkpoint(named_square(tap))(3.0))
 with_policies("jvp(checkpoint(g))", lambda checkpoint, tap: jax.jvp(checkpoint(named_square(tap)), (3.0,), (1.0,)))
 with_policies("grad(checkpoint(g))(3)", lambda checkpoint, tap: jax.grad(checkpoint(named_square(tap)))(3.0))
+program("linearize(checkpoint(g)) whose result is dropped, its linear function at 1 and 2")(
+    lambda tap: lambda: twice(jax.linearize(lambda x: (jax.checkpoint(square(tap))(x), x)[1], 3.0)[1])
+)
 with_policies("grad(checkpoint(scan))", lambda checkpoint, tap: jax.grad(checkpoint(powers(tap)))(2.0))
 
 
@@ -456,6 +464,40 @@ def test_order_is_that_of_the_table(name):
         elif row["ordered=True"] != "yes":
             expected, _ = read_cell(row["ordered=True"])
         assert got == expected, use
+
+
+# -- without ordered=True, each tap's events in a loop have an order all the same -------------------------------------
+
+
+def leaf_of_scan(tap, unroll):
+    """The tap is a leaf of each step: nothing waits for it."""
+
+    def step(c, _):
+        tap(jnp.sum(c * c))
+        return 0.5 * c, None
+
+    return lambda x: jnp.sum(lax.scan(step, x, None, 4, unroll=unroll)[0])
+
+
+def leaf_of_fori(tap, unroll):
+    def step(_, c):
+        tap(jnp.sum(c * c))
+        return 0.5 * c
+
+    return lambda x: jnp.sum(lax.fori_loop(0, 4, step, x, unroll=unroll))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad, lambda f: jax.grad(jax.checkpoint(f))])
+@pytest.mark.parametrize("loop", [leaf_of_scan, leaf_of_fori])
+@pytest.mark.parametrize("unroll", [1, 2, 3, True])
+def test_steps_come_in_order_unrolled_or_not(transform, loop, unroll):
+    recorder = Recorder()
+    run = jax.jit(transform(loop(make_tap(recorder, "unused"), unroll)))
+    for _ in range(3):
+        recorder.events.clear()
+        with ct.outfeed_receiver(60):
+            run(np.full(8, 2.0))
+        assert [value for value, _ in recorder.events] == [canonical(32.0 / 4**step) for step in range(4)]
 
 
 # -- odeint chooses its steps, so the events are counted against an independent counter ------------------------------
