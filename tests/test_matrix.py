@@ -487,8 +487,20 @@ def leaf_of_fori(tap, unroll):
     return lambda x: jnp.sum(lax.fori_loop(0, 4, step, x, unroll=unroll))
 
 
+def leaf_in_jit(tap, unroll):
+    return leaf_of_scan(jax.jit(tap), unroll)
+
+
+def leaf_in_loop(tap, unroll):
+    return leaf_of_scan(lambda x: lax.scan(lambda c, _: (tap(c), None), x, None, 1)[0], unroll)
+
+
+def leaf_in_branch(tap, unroll):
+    return leaf_of_scan(lambda x: lax.cond(x > 0, tap, lambda x: x, x), unroll)
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.grad, lambda f: jax.grad(jax.checkpoint(f))])
-@pytest.mark.parametrize("loop", [leaf_of_scan, leaf_of_fori])
+@pytest.mark.parametrize("loop", [leaf_of_scan, leaf_of_fori, leaf_in_jit, leaf_in_loop, leaf_in_branch])
 @pytest.mark.parametrize("unroll", [1, 2, 3, True])
 def test_steps_come_in_order_unrolled_or_not(transform, loop, unroll):
     recorder = Recorder()
