@@ -327,7 +327,9 @@ def prepare_order(ctx: LoweringRuleContext, what: str) -> None:
             f"{what} with ordered=True in a `jax.shard_map` over some axes of the mesh only: JAX {jax.__version__} "
             "cannot compile it. Use ordered=False, a shard_map over all axes, or JAX 0.12"
         )
-    if jax.config.jax_compilation_cache_dir:  # XLA would end the process when it writes the program there
+    if getattr(
+        jax.config, "jax_compilation_cache_dir", None
+    ):  # XLA would end the process when it writes the program there
         dispatch_synchronously(ctx)
 
 
@@ -806,7 +808,8 @@ def _tap_known_loops_once() -> None:
 def _forget_failed_orders() -> None:
     """A program with an ordered effect that fails leaves a token that lets every later program with that effect fail,
     on any device, with an error that is not theirs. Who waits for the result of the first one gets its error."""
-    get = _dispatch.RuntimeTokenSet.get_token_input
+    tokens: Any = _dispatch.RuntimeTokenSet
+    get = tokens.get_token_input
 
     def guarded(self: Any, effect: Any, devices: Any) -> Any:
         try:
@@ -817,7 +820,7 @@ def _forget_failed_orders() -> None:
             self.current_tokens.pop(effect, None)
             return get(self, effect, devices)
 
-    _dispatch.RuntimeTokenSet.get_token_input = guarded
+    tokens.get_token_input = guarded
 
 
 _forget_failed_orders()

@@ -84,10 +84,10 @@ def from_arrays(
     for name, entities in sets:
         free, points_of = _entity_rows(name, entities, number, dim)
         found = _find_entities(corners, free, points_of, left_handed)
-        lost = np.flatnonzero(found[:, 0] < 0)
-        if lost.size:
+        strays = np.flatnonzero(found[:, 0] < 0)
+        if strays.size:
             kind = "facets" if free == dim - 1 else "entities"
-            raise MeshError(f"boundary set {name!r}: {kind} {_some(lost)} belong to no cell")
+            raise MeshError(f"boundary set {name!r}: {kind} {_some(strays)} belong to no cell")
         target = boundary if free == dim - 1 else ridges
         target[name] = np.concatenate([target[name], found]) if name in target else found
     for name, members in (point_sets or {}).items():
