@@ -67,7 +67,8 @@ def find(obj: Any, ceed: Ceed | None, kind: str, own: bool) -> Found:
             ceed = Ceed._wrap(library, root)
         elif ceed.pointer != root:
             raise CeedIncompatibleError(
-                f"obj: the {_WORDS[kind].split(maxsplit=1)[1]} does not belong to the {ceed!r} that was given, but to another"
+                f"obj: the {_WORDS[kind].split(maxsplit=1)[1]} does not belong to the {ceed!r} that was given, but to "
+                "another"
             )
     known: Ceed = ceed
 
