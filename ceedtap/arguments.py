@@ -67,11 +67,23 @@ def _as_array(leaf: Any, function: str) -> Any:
 
 
 def specs(avals: Any, keys: Sequence[str | None]) -> tuple[ArraySpec, ...]:
-    """Shapes and types of the arrays of a frame."""
+    """Shapes and types of the arrays of a frame.
+
+    Raises:
+        NotImplementedError: a shape is symbolic.
+    """
     return tuple(
-        ArraySpec(tuple(int(d) for d in aval.shape), np.dtype(aval.dtype), key)
-        for aval, key in zip(avals, keys, strict=True)
+        ArraySpec(_fixed(aval.shape), np.dtype(aval.dtype), key) for aval, key in zip(avals, keys, strict=True)
     )
+
+
+def _fixed(shape: Any) -> tuple[int, ...]:
+    if not all(isinstance(d, int | np.integer) for d in shape):
+        raise NotImplementedError(
+            f"values for the host have shapes that are known when the program is made, got the symbolic shape {shape}; "
+            "export the program for fixed shapes, or without taps and calls"
+        )
+    return tuple(int(d) for d in shape)
 
 
 class Interned(Generic[T]):

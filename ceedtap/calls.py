@@ -595,6 +595,12 @@ def _callback_lowering(
 def _call_lowering(
     ctx: jax_compat.LoweringRuleContext, *operands: Any, function: Function, specs: Any, ordered: bool, **_: Any
 ) -> Any:
+    if ctx.module_context.lowering_parameters.for_export:
+        raise NotImplementedError(
+            f"the program that calls host function `{function.name}` cannot be exported: who reads it would have to "
+            "wait for a function that is not there. Tap the value (`id_tap` can be exported), or export what comes "
+            "before and after the call"
+        )
     if jax_compat.is_partitioned(ctx) or not jax_compat.is_for_cpu(ctx):
         return _callback_lowering(ctx, *operands, function=function, specs=specs, ordered=ordered)
     reference = _route(function, arguments.specs(ctx.avals_in, function.keys), specs)

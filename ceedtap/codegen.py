@@ -230,6 +230,7 @@ class Builder:
         self.scalar = np.dtype(scalar)
         self.limits: dict[str, tuple[int, int]] = {}  # of variables that are integers, where they are known
         self.no_minus_zero: set[str] = set()  # variables that are never -0
+        self.truncated: dict[str, Scalar] = {}  # of variables that are integers: the numbers that they were made of
         self.permutations: dict[str, Any] = {}  # of variables that number rows: their order, see codegen_permutation
         self.names = codegen_names.Names(prefix, taken)
         self.precise = precise

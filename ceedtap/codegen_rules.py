@@ -361,7 +361,19 @@ def convert(builder: Builder, x: Scalar, dtype: Any) -> Scalar:
             f"({x.text} != {x.text} ? 0 : {x.text} <= {float(low)!r} ? {number(low, dtype).text} : "
             f"{x.text} >= {float(high)!r} ? {number(high, dtype).text} : ({ctype}){x.text})"
         )
-        return builder.value(text, dtype, [x])
+        whole = builder.value(text, dtype, [x])
+        builder.truncated[whole.text] = x
+        return whole
+    if dtype.kind == "f" and x.text in builder.truncated:
+        # gcc would take both conversions together as `trunc`, which makes -0 of -0.5.
+        source, bounds = builder.truncated[x.text], np.iinfo(x.dtype)
+        least, most = float(bounds.min), float(bounds.max)
+        return builder.value(
+            f"({c_type(dtype)})({source.text} != {source.text} ? 0 : {source.text} <= {least!r} ? {least!r} : "
+            f"{source.text} >= {most!r} ? {most!r} : trunc({source.text}) + 0.0)",
+            dtype,
+            [source],
+        )
     return _keep_limits(builder, builder.value(f"({c_type(dtype)}){x.text}", dtype, [x]), limits)
 
 

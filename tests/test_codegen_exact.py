@@ -58,6 +58,9 @@ FUNCTIONS = {
     "gradients through slices": lambda x, y: jax.grad(lambda a: a[0] * a[1] - a[0] * a[0] / a[1])(jnp.stack([x, y])),
     "loops": lambda x, y: lax.fori_loop(0, 3, lambda i, c: (c[1] / c[0] * 0.1, c[0] - c[1] * 0.3), (x, y)),
     "long loops": lambda x, y: lax.fori_loop(0, 999, lambda i, c: (c[1] / y, c[0] / y * 0.9), (x, y)),
+    "whole numbers and back": lambda x, y: [
+        part.astype(i).astype(x.dtype) for part in (x, x * 0.1, -y * 0.1) for i in (jnp.int32, jnp.int64, jnp.int16)
+    ],
     "determinants": lambda x, y: (
         jnp.linalg.det(jnp.array([[x, y], [y, x]])), jnp.linalg.det(jnp.array([[x, y, 1.0], [y, x, 2.0], [x, x, 0.3]]))
     ),

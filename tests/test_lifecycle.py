@@ -513,3 +513,28 @@ def test_programs_on_several_devices_in_the_persistent_cache(tmp_path, flavour):
     first, second = (run(code, tmp_path, devices=4, timeout=90) for _ in range(2))
     expected = "[0, 3, 0, 3] [[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]] 24"
     assert (first, second) == (f"False {expected}", f"True {expected}")
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("flatbuffers"), reason="jax.export needs flatbuffers to write a program"
+)
+def test_what_cannot_be_exported_says_so():
+    out = run(
+        """
+        from jax import export
+        checks = [export.DisabledSafetyCheck.custom_call(n) for n in (*ct.outfeed.CUSTOM_CALLS, "ceedtap_call")]
+        shape = jax.ShapeDtypeStruct(export.symbolic_shape("n"), jnp.float32)
+        for f, x in (
+            (lambda x: ct.id_tap(print, x), shape),
+            (lambda x: ct.call(lambda x: x, x, result_shape=x), jax.ShapeDtypeStruct((), jnp.float32)),
+        ):
+            try:
+                export.export(jax.jit(f), disabled_checks=checks)(x)
+            except NotImplementedError as error:
+                print(error)
+        """
+    )
+    first, second = out.split("\n")
+    assert "got the symbolic shape (n,); export the program for fixed shapes" in first
+    assert "cannot be exported" in second
+    assert "Tap the value" in second
