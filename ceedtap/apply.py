@@ -35,7 +35,7 @@ Mask = tuple[bool, ...]
 
 # -- primitive -------------------------------------------------------------------------------------------------------
 
-apply_p = jax_compat.Primitive("ceed_operator_apply")
+apply_p = jax_compat.UniformPrimitive("ceed_operator_apply")
 apply_p.multiple_results = True
 
 # -- what programs hold ----------------------------------------------------------------------------------------------
@@ -305,17 +305,23 @@ def apply(op: Application, *inputs: Any) -> list[Any]:
 _lower = jax_compat.lower_ffi("ceedtap_operator")
 
 
-def _in_jax(*inputs: Any, op: Application) -> list[Any]:
-    """The operator in plain JAX, batches included."""
-    depths = [x.ndim - len(shape) for x, shape in zip(inputs, op.in_shapes, strict=True)]
-    evaluate = op.evaluate
-    for _ in range(max(depths, default=0)):
-        evaluate = jax.vmap(evaluate, [0 if depth else None for depth in depths])
-    return evaluate(*inputs)
+def lower_in_jax(
+    ctx: jax_compat.LoweringRuleContext, evaluate: Callable[..., list[Any]], op: Application, operands: Sequence[Any]
+) -> Any:
+    """What an operator is in a compiled program, as a function of JAX of arrays without batches."""
+
+    def with_batches(*inputs: Any) -> list[Any]:
+        depths = [x.ndim - len(shape) for x, shape in zip(inputs, op.in_shapes, strict=True)]
+        function = evaluate
+        for _ in range(max(depths, default=0)):
+            function = jax.vmap(function, [0 if depth else None for depth in depths])
+        return function(*inputs)
+
+    return jax_compat.lower_fun(with_batches, ctx, operands)
 
 
 def _jax_lowering(ctx: jax_compat.LoweringRuleContext, *operands: Any, op: Application) -> Any:
-    return jax_compat.lower_fun(functools.partial(_in_jax, op=op))(ctx, *operands)
+    return lower_in_jax(ctx, op.evaluate, op, operands)
 
 
 @functools.cache
@@ -351,7 +357,7 @@ def _batch_shape(op: Application, avals: Sequence[Any]) -> tuple[int, ...]:
 @apply_p.def_abstract_eval
 def _abstract_eval(*avals: Any, op: Application) -> list[Any]:
     batch = _batch_shape(op, avals)
-    return [jax_compat.AbstractValue((*batch, *shape), op.dtype) for shape in op.out_shapes]
+    return [jax_compat.result_aval(apply_p, (*batch, *shape), op.dtype, avals) for shape in op.out_shapes]
 
 
 # -- batching --------------------------------------------------------------------------------------------------------
@@ -403,7 +409,7 @@ def _jvp(primals: Any, tangents: Any, *, op: Application) -> tuple[list[Any], li
         ]
     # A derivative that depends on no batched input has no batch yet.
     return outs, [
-        jnp.zeros_like(out) if x is None else jnp.broadcast_to(x, out.shape)
+        jax_compat.zero_tangent(out) if x is None else jnp.broadcast_to(x, out.shape)
         for x, out in zip(total, outs[:count], strict=True)
     ] + zeros
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import struct
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import BuiltinMethodType, MethodType
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -86,6 +89,62 @@ def _fixed(shape: Any) -> tuple[int, ...]:
     return tuple(int(d) for d in shape)
 
 
+class _Same:
+    """An object as part of a key: equal to itself only."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def exact(value: Any) -> Any:
+    """A key that is equal for values that nobody can tell apart, and for no others.
+
+    In Python ``1 == True == 1.0 == np.float32(1)`` and ``0.0 == -0.0``, also as parts of other values. What this
+    function does not know is equal to itself only.
+
+    Raises:
+        TypeError: the value may change.
+
+    >>> exact(1) == exact(1), exact(1) == exact(True), exact((0.0, "a")) == exact((-0.0, "a"))
+    (True, False, False)
+    """
+    kind = type(value)
+    if value is None or kind in (str, bytes, bool, int):
+        return kind, value
+    if kind in (float, complex):
+        return kind, struct.pack("=dd", value.real, value.imag)
+    if isinstance(value, np.generic):
+        return kind, str(value.dtype), value.tobytes()
+    if isinstance(value, tuple):
+        return kind, tuple(map(exact, value))
+    if kind is frozenset:
+        return kind, frozenset(map(exact, value))
+    if kind is jax.tree_util.PyTreeDef:
+        return kind, _exact_node(value.node_data()), tuple(map(exact, value.children()))
+    if kind is MethodType:
+        return kind, _Same(value.__self__), exact(value.__func__)
+    if kind is BuiltinMethodType:
+        return kind, value
+    hash(value)
+    if dataclasses.is_dataclass(value) and "__eq__" in vars(kind):
+        return kind, tuple(exact(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return _Same(value)
+
+
+def _exact_node(data: Any) -> Any:
+    """What the nodes of a pytree are made of besides children; the keys of a dict come as a list."""
+    if data is None:
+        return None
+    kind, static = data
+    return _Same(kind), exact(tuple(static) if isinstance(static, list) else static)
+
+
 class Interned(Generic[T]):
     """Objects by what they are made of: the same object for the same parts while it lives, so that JAX, which compares
     such objects by identity, finds programs with them in its caches."""
@@ -95,11 +154,11 @@ class Interned(Generic[T]):
         self._known: weakref.WeakValueDictionary[Any, T] = weakref.WeakValueDictionary()
 
     def __call__(self, func: Callable[..., Any], kwargs: dict[str, Any], *parts: Any) -> T:
-        key = (func, tuple(sorted(kwargs.items())), *parts)
         try:
-            known = self._known.get(key)
-        except TypeError:  # an unhashable function or keyword argument: an object of its own
+            key = exact((func, tuple(sorted(kwargs.items())), *parts))
+        except TypeError:  # what may change: an object of its own
             return self._make(func, kwargs, *parts)
+        known = self._known.get(key)
         if known is None:
             # Two threads may both come here: then there are two objects, which is right, only slower.
             known = self._known[key] = self._make(func, kwargs, *parts)

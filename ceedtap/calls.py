@@ -533,7 +533,7 @@ atexit.register(_shut_down)
 # -- the primitive ---------------------------------------------------------------------------------------------------
 
 # It has outputs and an effect: JAX must neither drop it nor evaluate it twice, whether its result is used or not.
-call_p = jax_compat.Primitive("host_call")
+call_p = jax_compat.UniformPrimitive("host_call")
 call_p.multiple_results = True
 
 
@@ -619,7 +619,7 @@ jax_compat.lower_in_place(call_p, _call_lowering)
 def _call_abstract_eval(
     *avals: Any, specs: tuple[ArraySpec, ...], ordered: bool, **_: Any
 ) -> tuple[list[Any], set[Any]]:
-    outs = [jax_compat.result_aval(spec.shape, spec.dtype, avals) for spec in specs]
+    outs = [jax_compat.result_aval(call_p, spec.shape, spec.dtype, avals) for spec in specs]
     return outs, {OrderedTapEffect() if ordered else TapEffect()}
 
 

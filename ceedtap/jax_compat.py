@@ -12,7 +12,7 @@ import functools
 import importlib
 import time
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -50,7 +50,14 @@ _PRIVATE = {
         "scan_p",
         "while_p",
     ),
-    "jax._src.core": ("abstract_token", "ManualAxisType"),
+    "jax._src.core": (
+        "abstract_token",
+        "ManualAxisType",
+        "auto_insert_reshard",
+        "eval_context",
+        "get_cur_mesh_sharding",
+        "standard_vma_rule",
+    ),
     "jax._src.source_info_util": ("user_frames", "user_frame", "user_context", "current_name_stack"),
     "jax._src.ffi": ("build_ffi_lowering_function",),
     "jax._src.debugging": ("debug_callback_p", "debug_print_p"),
@@ -99,7 +106,6 @@ Primitive = jex_core.Primitive
 Effect = jex_core.Effect
 AbstractValue: Any = jax.core.ShapedArray
 LoweringRuleContext = mlir.LoweringRuleContext
-lower_fun = mlir.lower_fun
 primitive_jvps = ad.primitive_jvps
 primitive_transposes = ad.primitive_transposes
 primitive_batchers = batching.primitive_batchers
@@ -122,6 +128,17 @@ def lower_in_place(primitive: Any, rule: Callable[..., Any]) -> None:
 def is_for_cpu(ctx: LoweringRuleContext) -> bool:
     """Whether the program is for CPUs, perhaps besides other platforms."""
     return "cpu" in (ctx.platforms or ctx.module_context.platforms)
+
+
+class UniformPrimitive(Primitive):
+    """A primitive whose operands differ between the same devices of a `shard_map`.
+
+    Those that differ between fewer are cast first, as JAX does for its own primitives. The transpose of that cast is
+    the sum over the devices that the cotangent of an operand needs that they share.
+    """
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        return super().bind(*_core.auto_insert_reshard(*operands), **params)
 
 
 def zero_tangent(x: Any) -> Zero:
@@ -160,6 +177,14 @@ def keep_in_loops(primitive: Any) -> None:
 def set_dce_rule(primitive: Any, rule: Callable[[Sequence[bool], Any], Any]) -> None:
     """Sets ``rule(used_outputs, eqn)``. JAX 0.12 says in between which inputs are alive as well."""
     partial_eval.dce_rules[primitive] = lambda used, *rest: rule(used, rest[-1])
+
+
+def lower_fun(function: Callable[..., list[Any]], ctx: LoweringRuleContext, operands: Sequence[Any]) -> Any:
+    """Lowers a function of JAX, which knows nothing of the mesh of the program."""
+    avals: Any = ctx.avals_in
+    plain = [AbstractValue(aval.shape, aval.dtype) for aval in avals]
+    with apart():
+        return mlir.lower_fun(function, multiple_results=True)(ctx.replace(avals_in=plain), *operands)
 
 
 def add_keepalive(ctx: LoweringRuleContext, value: Any) -> None:
@@ -248,13 +273,10 @@ def dispatch_synchronously(ctx: LoweringRuleContext) -> None:
         ctx.module_context.add_host_callback(_never_called)
 
 
-def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
-    """The abstract value of a result that differs between the devices of a `shard_map` as any of the operands does."""
-    varying = frozenset[Any]().union(*(operand.manual_axis_type.varying for operand in operands))
-    if not varying:
-        return AbstractValue(tuple(shape), dtype)
-    like = next(operand for operand in operands if operand.manual_axis_type.varying)
-    sharding = like.sharding.update(spec=jax.sharding.PartitionSpec(*[None] * len(shape)))
+def result_aval(primitive: Primitive, shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """The abstract value of a result, which differs between the devices of a `shard_map` as the operands do."""
+    varying = _core.standard_vma_rule(primitive.name, *operands)
+    sharding = _core.get_cur_mesh_sharding(jax.sharding.PartitionSpec(*[None] * len(shape)))
     mat = _core.ManualAxisType(varying=varying)
     return AbstractValue(tuple(shape), dtype, sharding=sharding, manual_axis_type=mat)
 
@@ -627,6 +649,16 @@ def concrete() -> Any:
     return jax.ensure_compile_time_eval()
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """A context that knows nothing of the program that is being traced or lowered, such as the mesh of its `shard_map`.
+
+    For what is made once and used by all programs.
+    """
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _core.eval_context():
+        yield
+
+
 def _capsule(address: Any) -> Any:
     return jax.ffi.pycapsule(ctypes.c_void_p(int(ffi.cast("uintptr_t", address))))
 
@@ -820,7 +852,27 @@ def _forget_failed_orders() -> None:
     tokens.get_token_input = guarded
 
 
+def _explain_missing_tokens() -> None:
+    """Primitives whose lowering hides the effects of functions in them have no token for an ordered one: a bare
+    KeyError in JAX's lowering."""
+
+    def guarded(method: Callable[..., Any], tokens: Any, wanted: Any) -> Any:
+        effects = [wanted] if isinstance(wanted, Effect) else list(wanted)
+        if any(type(effect) in _ours and effect not in tokens.effects() for effect in effects):
+            raise NotImplementedError(
+                "an ordered tap or call inside of a primitive that hides from JAX that its functions have effects, "
+                "such as lineax.linear_solve: JAX cannot put it in order there. Leave out ordered=True, or use a "
+                "solver that is made of JAX's own loops, such as jax.scipy.sparse.linalg.cg"
+            )
+        return method(tokens, wanted if isinstance(wanted, Effect) else effects)
+
+    for name in ("get", "subset"):
+        method = getattr(mlir.TokenSet, name)
+        setattr(mlir.TokenSet, name, lambda tokens, wanted, method=method: guarded(method, tokens, wanted))
+
+
 _forget_failed_orders()
+_explain_missing_tokens()
 _keep_effects_in_scan()
 _refuse_ordered_effects_in_batched_predicates()
 _keep_order_in_unrolled_scans()

@@ -118,26 +118,72 @@ class Linearization:
 
     # -- the matrix ----------------------------------------------------------------------------------------------
 
-    def diagonal(self) -> Any:
+    def diagonal(self, output: str | None = None) -> Any:
         """The diagonal of the matrix, an array like the field.
 
+        Args:
+            output: name of the output whose matrix it is, which is like the field; None: the only one that is.
+
         Raises:
-            ValueError: the matrix is not square.
+            ValueError: there is no such output, or the matrix is not square.
         """
-        return functools.reduce(jnp.add, [part.diagonal() for part in self._parts])
+        number = self._output(output)
+        if not all(_alike(part.outputs[number], part.slot) for part in self._parts):
+            raise ValueError(
+                f"the matrix of {self._outputs[number].name} of {self._application.name} with respect to "
+                f"{self._slot.name} is not square: only a field and an output of one space have a diagonal"
+            )
+        return functools.reduce(jnp.add, [part.diagonal(number) for part in self._parts])
 
-    def assemble(self) -> sparse.BCOO:
-        """The matrix, of the flattened fields. Entries of neighbouring elements are not yet summed up:
-        ``.sum_duplicates()`` does that.
+    def assemble(self, output: str | None = None) -> sparse.BCOO:
+        """The matrix of one output, of the flattened arrays: one row for each of its values, one column for each value
+        of the field. Entries of neighbouring elements are not yet summed up: ``.sum_duplicates()`` does that.
+
+        Args:
+            output: name of the output; None: the only one, or, of several, the only one that is like the field.
 
         Raises:
-            ValueError: the matrix is not square.
+            ValueError: there is no such output.
+
+        The block of an operator with two fields and two outputs, by the names of both:
+
+        >>> import ceedtap as ct, jax, jax.numpy as jnp
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> mesh, ceed = ct.mesh.box(1, 1), ct.Ceed("/cpu/self")
+        >>> V, Q = (ct.Space(ceed, mesh, degree=n, quadrature=3) for n in (2, 1))
+        >>> @ct.operator(inputs=dict(u=V.value, p=Q.value, w=V.weight), outputs=dict(v=V.value, q=Q.value))
+        ... def mixed(u, p, w):
+        ...     return w * (u + p), w * u * p
+        >>> mixed.linearize(jnp.ones(9), jnp.ones(4), wrt="p").assemble("v").shape
+        (9, 4)
         """
         from jax.experimental import sparse  # slow to import
 
-        data, indices = zip(*(part.entries() for part in self._parts), strict=True)
-        shape = (self._slot.size, self._slot.size)
+        number = self._output(output)
+        data, indices = zip(*(part.entries(number) for part in self._parts), strict=True)
+        shape = (self._outputs[number].size, self._slot.size)
         return sparse.BCOO((jnp.concatenate(data), jnp.asarray(np.concatenate(indices))), shape=shape)
+
+    @property
+    def _outputs(self) -> Sequence[Slot]:
+        """The outputs, as the first part has them."""
+        return self._parts[0].outputs
+
+    def _output(self, name: str | None) -> int:
+        """The number of an output."""
+        slots = self._outputs
+        numbers = [
+            i
+            for i, slot in enumerate(slots)
+            if (_alike(slot, self._parts[0].slot) if name is None else slot.name == name)
+        ]
+        if name is None and len(slots) == 1:
+            return 0
+        if len(numbers) != 1:
+            names = ", ".join(slot.name for slot in slots)
+            got = "say which one: several or none of them are like the field" if name is None else f"got {name!r}"
+            raise ValueError(f"{self._application.name} has the outputs {names}; {got}")
+        return numbers[0]
 
 
 class TransposedLinearization:
@@ -166,13 +212,13 @@ class TransposedLinearization:
             ]
         )
 
-    def diagonal(self) -> Any:
+    def diagonal(self, output: str | None = None) -> Any:
         """The diagonal, as of :meth:`Linearization.diagonal`."""
-        return self._linearization.diagonal()
+        return self._linearization.diagonal(output)
 
-    def assemble(self) -> sparse.BCOO:
-        """The matrix, as of :meth:`Linearization.assemble`."""
-        return self._linearization.assemble().T
+    def assemble(self, output: str | None = None) -> sparse.BCOO:
+        """The transpose of the matrix that :meth:`Linearization.assemble` gives."""
+        return self._linearization.assemble(output).T
 
 
 class _Part:
@@ -181,72 +227,104 @@ class _Part:
     def __init__(self, term: Term, number: int, inputs: Sequence[Any], stored: bool | None) -> None:
         self.term = term
         self._application = term.application
-        self._slot = term.application.free[term.inputs.index(number)]
+        self.slot = term.application.free[term.inputs.index(number)]
         self._inputs = [inputs[i] for i in term.inputs]
-        n_in = sum(f.size for f in self._slot.fields)
-        n_out = sum(f.size for slot in self._application.function.outputs for f in slot.fields)
+        n_in = _size(self.slot)
+        n_out = sum(map(_size, self._application.function.outputs))
         self.stored = n_in * n_out <= MAX_STORED if stored is None else stored
         self._shape = n_out, n_in
+        # Now, and not at the first use: that may be in a loop or a program which ends while this is still there.
+        self._jacobian = self._new_jacobian(self._application.function) if self.stored else None
 
-    @functools.cached_property
+    @property
+    def outputs(self) -> Sequence[Slot]:
+        """The outputs, in the order of the sum."""
+        slots = self._application.function.outputs
+        return [slots[self.term.outputs.index(i)] for i in range(len(slots))]
+
+    @property
     def jacobian(self) -> Any:
         """The point Jacobians."""
-        function = _jacobian(self._application.function, self._slot, self._application.domain, self._shape)
-        return apply_p.bind(*self._inputs, op=self._application.with_function(function))[0]
+        return self._new_jacobian(self._application.function) if self._jacobian is None else self._jacobian
+
+    def _new_jacobian(self, function: PointFunction) -> Any:
+        shape = sum(map(_size, function.outputs)), self._shape[1]
+        jacobian = _jacobian(function, self.slot, self._application.domain, shape)
+        return apply_p.bind(*self._inputs, op=self._application.with_function(jacobian))[0]
 
     @property
     def product(self) -> PointApplication:
         """Of stored Jacobians and a direction."""
-        function = _product(self._application.function, self._slot, self._application.domain, self._shape)
+        function = _product(self._application.function, self.slot, self._application.domain, self._shape)
         return self._application.with_function(function)
 
-    def _square(self) -> tuple[Slot, Slot]:
-        outputs = self._application.function.outputs
-        if (
-            len(outputs) != 1
-            or self._slot.kind != "space"
-            or outputs[0].fields[0].space is not self._slot.fields[0].space
-        ):
-            raise ValueError(
-                f"the matrix of {self._application.name} with respect to {self._slot.name} is not square: it needs one "
-                "output, of the same space as the field"
-            )
-        return outputs[0], self._slot
+    def _rows(self, number: int) -> Any:
+        """The rows of the point Jacobians that belong to one output."""
+        function = self._application.function
+        own = self.term.outputs.index(number)
+        slots = function.outputs
+        if self.stored or len(slots) == 1:
+            start = sum(map(_size, slots[:own]))
+            return self.jacobian[:, :, start : start + _size(slots[own])]
+        return self._new_jacobian(function.select(tuple(i == own for i in range(len(slots)))))
 
-    def _blocks(self) -> Any:
-        """Left and right matrices of the nodal functions, and between them the Jacobians by components."""
-        out, slot = self._square()
-        left, right = _matrix(out), _matrix(slot)  # (points, nodes, values of one component)
-        space = slot.fields[0].space
-        assert space is not None
-        components = space.element_dofs.shape[2]
-        d = self.jacobian.reshape(*self.jacobian.shape[:2], left.shape[2], components, right.shape[2], components)
-        return left, d, right
+    def _blocks(self, number: int) -> tuple[_Basis, Any, _Basis]:
+        """The nodal functions of an output and of the field, and between them the Jacobians by components."""
+        left, right = _Basis(self.outputs[number]), _Basis(self.slot)
+        d = self._rows(number)
+        return left, d.reshape(*d.shape[:2], *left.values, *right.values), right
 
-    def diagonal(self) -> Any:
-        left, d, right = self._blocks()
-        local = jnp.einsum("qpa,eqacbc,qpb->epc", left, d, right)
-        space = self._slot.fields[0].space
-        assert space is not None
-        return jnp.zeros(self._slot.size, local.dtype).at[space.element_dofs].add(local).reshape(self._slot.shape)
+    def diagonal(self, number: int) -> Any:
+        left, d, right = self._blocks(number)
+        local = jnp.einsum("qpa,eqacbc,qpb->epc", left.table, d, right.table)
+        return jnp.zeros(self.slot.size, local.dtype).at[right.dofs].add(local).reshape(self.slot.shape)
 
-    def entries(self) -> tuple[Any, np.ndarray]:
+    def entries(self, number: int) -> tuple[Any, np.ndarray]:
         """Entries of the matrix, and their rows and columns."""
-        left, d, right = self._blocks()
-        local = jnp.einsum("qpa,eqacbk,qrb->epcrk", left, d, right)
-        space = self._slot.fields[0].space
-        assert space is not None
-        if (signs := space.orientation) is not None:
-            local = local * signs[:, :, :, None, None] * signs[:, None, None, :, :]
-        dofs = space.element_dofs.reshape(len(space.element_dofs), -1)
-        rows, columns = np.broadcast_arrays(dofs[:, :, None], dofs[:, None, :])
+        left, d, right = self._blocks(number)
+        local = jnp.einsum("qpa,eqacbk,qrb->epcrk", left.table, d, right.table)
+        if left.signs is not None:
+            local = local * left.signs[:, :, :, None, None]
+        if right.signs is not None:
+            local = local * right.signs[:, None, None, :, :]
+        rows, columns = (basis.dofs.reshape(len(basis.dofs), -1) for basis in (left, right))
+        rows, columns = np.broadcast_arrays(rows[:, :, None], columns[:, None, :])
         return local.reshape(-1), np.stack([rows.reshape(-1), columns.reshape(-1)], axis=1)
 
 
-def _matrix(slot: Slot) -> np.ndarray:
-    """Values at the points of the nodal functions: (points, nodes, values of one component)."""
-    tables = [field.space.table(field.eval_mode) for field in slot.fields if field.space is not None]
-    return np.concatenate(tables, axis=2)
+class _Basis:
+    """The nodal functions of an array, seen from the elements. Data at quadrature points have one for each point.
+
+    Attributes:
+        table: values at the points: (points, nodes, values of one component).
+        dofs: positions in the flattened array: (elements, nodes, components).
+        signs: of the nodal functions, like `dofs`; None: all the same.
+        values: how many there are at a point: those of one component, and components.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        space = slot.fields[0].space
+        if space is None:
+            elements, points, *_ = slot.shape
+            self.table = np.eye(points)[:, :, None]
+            self.dofs = np.arange(slot.size).reshape(elements, points, -1)
+            self.signs = None
+        else:
+            self.table = np.concatenate([space.table(field.eval_mode) for field in slot.fields], axis=2)
+            self.dofs = space.element_dofs
+            self.signs = space.orientation
+        self.values = self.table.shape[2], self.dofs.shape[2]
+
+
+def _alike(a: Slot, b: Slot) -> bool:
+    """Whether arrays have the same nodal functions."""
+    same = a.fields[0].space is b.fields[0].space
+    return same and a.kind == b.kind and a.shape == b.shape
+
+
+def _size(slot: Slot) -> int:
+    """Values at a point."""
+    return sum(f.size for f in slot.fields)
 
 
 def _data(name: str, domain: Any, shape: tuple[int, int]) -> Slot:

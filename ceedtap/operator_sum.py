@@ -136,6 +136,14 @@ class OperatorSum(PointOperator):
             parts.append(part.bind(params=given.get(name) if part._takes_parameters else None, **own))
         return OperatorSum(parts)
 
+    def gradient(self, wrt: str) -> PointOperator:
+        """The gradient of a sum of energies, as :meth:`PointOperator.gradient`: the sum of those of the parts that have
+        the field."""
+        found = [part.gradient(wrt) for part in self.parts if wrt in part.inputs]
+        if not found:
+            raise ValueError(f"{self._application.name} has a gradient by {', '.join(self.inputs)}, got {wrt!r}")
+        return found[0] if len(found) == 1 else OperatorSum(found)
+
     @property
     def ceed(self) -> Ceed:
         """The Ceed that all parts are on."""

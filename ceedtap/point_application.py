@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat, point_taps
-from ceedtap.apply import Application, Connection, Mask, Switch
+from ceedtap.apply import Application, Connection, Mask, Switch, apply_p, lower_in_jax
 from ceedtap.ceed import (
     USE_POINTER,
     VECTOR_ACTIVE,
@@ -24,6 +24,7 @@ from ceedtap.ceed import (
 from ceedtap.ceed import Operator as CeedOperator
 from ceedtap.ceed_qfunction import MAX_FIELDS
 from ceedtap.domain import Domain
+from ceedtap.packing import Packing, pack
 from ceedtap.point_function import PointFunction, Slot
 
 
@@ -96,15 +97,30 @@ class PointApplication(Application):
                 end[:] = value.reshape(-1)
         return Ends(inputs, [ceed.Vector(slot.size) for slot in function.results], memory)
 
+    def call(self, ctx: jax_compat.LoweringRuleContext, *operands: Any) -> Any:
+        return super().call(ctx, *operands) if self.fits else lower_in_jax(ctx, self._packed, self, operands)
+
+    @property
+    def fits(self) -> bool:
+        """Whether libCEED has room for all the fields of one operator."""
+        return self.function.num_fields <= MAX_FIELDS
+
+    def _packed(self, *inputs: Any) -> list[Any]:
+        """The results by way of an operator of fewer fields."""
+
+        def make() -> tuple[Packing, PointApplication]:
+            packing = pack(self.function, self.domain, self.bound)
+            return packing, PointApplication(packing.function, self.domain, packing.bound)
+
+        packing, application = self.derived("packed", make)
+        arrays = packing.inputs({slot.name: x for slot, x in zip(self.free, inputs, strict=True)})
+        results = packing.outputs(apply_p.bind(*arrays, op=application))
+        return [*results, jnp.ones((), self.dtype)] if self.optional else results
+
     def build(self, active: str | None = None, ends: Ends | None = None) -> tuple[CeedOperator, Ends]:
         """A libCEED operator whose fields have vectors of their own, or these, except for the active input and the
         outputs that go with it."""
         function = self.function
-        if function.num_fields > MAX_FIELDS:
-            raise ValueError(
-                f"{function.name} has {function.num_fields} fields; libCEED has room for {MAX_FIELDS} of an operator, "
-                "inputs and outputs together, each part of a tuple and each tapped array counted"
-            )
         ends = ends or self.new_ends()
         op = self.domain.ceed.Operator(self.qfunction(ends.memory))
         op.name = function.name
@@ -169,13 +185,9 @@ class PointApplication(Application):
         return self._pruned(derivative)
 
     def derivatives(self, mask: Mask) -> list[tuple[Application, Mask, Mask]]:
-        if self.jvp(mask)[0].function.num_fields <= MAX_FIELDS:
+        # Rather several operators than what cannot be one; but all taps belong to one event.
+        if not self.fits or self.function.taps or self.jvp(mask)[0].fits:
             return super().derivatives(mask)
-        if self.function.taps:
-            raise ValueError(
-                f"the derivative of {self.name} has more than {MAX_FIELDS} fields, which is all that an operator of "
-                "libCEED has room for, and cannot be split since it taps; tap less, or with tangents=False"
-            )
         terms: list[tuple[Application, Mask, Mask]] = []
         count = len(self.function.outputs)
         for number in range(count):

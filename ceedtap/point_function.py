@@ -87,9 +87,14 @@ class PointFunction:
     def traced(self) -> Any:
         """The function as a closed jaxpr in which everything is needed, with its taps."""
         arguments = [jax.ShapeDtypeStruct(f.shape, self.dtype) for slot in self.inputs for f in slot.fields]
-        closed = jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
-        closed = point_taps.with_debugging(closed, self.name)
-        return point_taps.label(closed, self.name) if point_taps.has_taps(closed) else closed
+        with jax_compat.apart():
+            closed = jax_compat.without_dead_code(jax.make_jaxpr(self.function)(*arguments))
+            if any(isinstance(value, jax.core.Tracer) for value in closed.consts):
+                raise TypeError(
+                    f"{self.name} refers to a value that a program computes; pass it as an argument or a parameter"
+                )
+            closed = point_taps.with_debugging(closed, self.name)
+            return point_taps.label(closed, self.name) if point_taps.has_taps(closed) else closed
 
     @cached_property
     def _has_taps(self) -> bool:
@@ -99,7 +104,8 @@ class PointFunction:
     def _collected(self) -> point_taps.Collected:
         if not self._has_taps:
             return point_taps.Collected(self.traced, (), ())
-        collected = point_taps.collect(self.traced, self.name, self.dtype)
+        with jax_compat.apart():
+            collected = point_taps.collect(self.traced, self.name, self.dtype)
         return replace(collected, closed=jax_compat.without_dead_code(collected.closed))
 
     @property
@@ -117,7 +123,7 @@ class PointFunction:
         """The outputs, and after them what the function taps."""
         taken = {slot.name for slot in (*self.inputs, *self.outputs)}
         tapped = [
-            Slot(_fresh(f"tap{i}", taken), "quadrature", (Field(None, EvalMode.NONE, shape),), (*self.points, *shape))
+            Slot(fresh(f"tap{i}", taken), "quadrature", (Field(None, EvalMode.NONE, shape),), (*self.points, *shape))
             for i, shape in enumerate(self._collected.shapes)
         ]
         return (*self.outputs, *tapped)
@@ -141,8 +147,8 @@ class PointFunction:
         def make() -> PointFunction:
             chosen = [slot for slot, wanted in zip(self.inputs, mask, strict=True) if wanted]
             taken = {slot.name for slot in self.inputs}
-            tangents = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in chosen)
-            outputs = tuple(replace(slot, name=_fresh(f"d{slot.name}", taken)) for slot in self.outputs)
+            tangents = tuple(replace(slot, name=fresh(f"d{slot.name}", taken)) for slot in chosen)
+            outputs = tuple(replace(slot, name=fresh(f"d{slot.name}", taken)) for slot in self.outputs)
             wanted_values = [w for slot, w in zip(self.inputs, mask, strict=True) for _ in slot.fields]
             evaluate = point_taps.differentiable(self.traced)
             count = len(wanted_values)
@@ -173,8 +179,8 @@ class PointFunction:
             chosen = [slot for slot, wanted in zip(self.inputs, mask, strict=True) if wanted]
             kept = [slot for slot in self.inputs if slot.name not in self.linear]
             taken = {slot.name for slot in kept}
-            cotangents = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in self.outputs)
-            outputs = tuple(replace(slot, name=_fresh(f"{slot.name}_bar", taken)) for slot in chosen)
+            cotangents = tuple(replace(slot, name=fresh(f"{slot.name}_bar", taken)) for slot in self.outputs)
+            outputs = tuple(replace(slot, name=fresh(f"{slot.name}_bar", taken)) for slot in chosen)
             evaluate = point_taps.differentiable(self.traced)
             count = sum(len(slot.fields) for slot in kept)
 
@@ -202,6 +208,26 @@ class PointFunction:
             )  # fmt: skip
 
         return self.derived(("transpose", mask), make)
+
+    def gradient(self, number: int) -> PointFunction:
+        """The derivatives of the only output, a number, by the values of an input slot."""
+
+        def make() -> PointFunction:
+            slot = self.inputs[number]
+            start = sum(len(s.fields) for s in self.inputs[:number])
+            evaluate = jax_compat.jaxpr_function(self.traced)
+
+            def function(*values: Any) -> Sequence[Any]:
+                def energy(*parts: Any) -> Any:
+                    return evaluate(*values[:start], *parts, *values[start + len(parts) :])[0]
+
+                parts = values[start : start + len(slot.fields)]
+                return jax.grad(energy, range(len(parts)))(*parts)
+
+            output = replace(slot, name=fresh(f"grad_{slot.name}", {s.name for s in self.inputs}), as_tuple=False)
+            return replace(self, outputs=(output,), function=function, linear=frozenset(), _cache={})
+
+        return self.derived(("gradient", number), make)
 
     def select(self, mask: Mask) -> PointFunction:
         """The function without some of its outputs; it taps what it did."""
@@ -285,7 +311,8 @@ class PointFunction:
             else:
                 inputs += [Argument(n) for n in slot.field_names()]
         outputs = [n for slot in self.results for n in slot.field_names()]
-        text = qfunction("@NAME@", self.jaxpr, inputs, outputs)
+        with jax_compat.apart():
+            text = qfunction("@NAME@", self.jaxpr, inputs, outputs)
         unique = f"{codegen_names.function_name(self.name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return text.replace("@NAME@", unique), unique
 
@@ -299,7 +326,7 @@ class PointFunction:
         ]
 
 
-def _fresh(name: str, taken: set[str]) -> str:
+def fresh(name: str, taken: set[str]) -> str:
     """A name that is not taken; it is afterwards."""
     while name in taken:
         name += "_"

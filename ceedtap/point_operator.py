@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,47 @@ class PointOperator:
         """
         return Linearization(self._application.silent(), wrt, self._ordered(arrays, named, params), stored)
 
+    def gradient(self, wrt: str) -> PointOperator:
+        """The gradient of an energy by one of its fields, such as the forces: an operator of the same inputs.
+
+        The energy is an operator with one output, a number at each quadrature point, ``quadrature()``; all of them
+        summed up are its value. What :meth:`linearize` makes of the gradient is the Hessian.
+
+        Args:
+            wrt: name of the field.
+
+        Returns:
+            the operator; its output is like the field and is called ``grad_`` and the field's name.
+
+        Raises:
+            ValueError: no energy, or no such real field.
+
+        >>> import ceedtap as ct, jax, jax.numpy as jnp
+        >>> jax.config.update("jax_enable_x64", True)
+        >>> V = ct.Space(ct.Ceed("/cpu/self"), ct.mesh.box(1, 1), degree=1)
+        >>> energy = ct.operator(inputs=dict(u=V.value, w=V.weight), outputs=dict(e=ct.quadrature()))(
+        ...     lambda u, w: w * u**4 / 4)
+        >>> force = energy.gradient("u")
+        >>> u = 2 * jnp.ones(4)
+        >>> print(round(float(energy(u).sum()), 12), round(float(force(u).sum()), 12))
+        16.0 32.0
+        >>> print(round(float(force.linearize(u, wrt="u").assemble().todense().sum()), 12))
+        48.0
+        """
+        function = self._application.function
+        outputs = function.outputs
+        if len(outputs) != 1 or outputs[0].kind != "quadrature" or outputs[0].size != math.prod(function.points):
+            raise ValueError(
+                f"{self.name} is no energy: that has one output, a number at each quadrature point, quadrature(); it "
+                f"has {', '.join(f'{slot.name} {slot.fields[0]!r}' for slot in outputs)}"
+            )
+        names = [slot.name for slot in self._application.free if slot.kind != "parameters" and slot.dtype is None]
+        if wrt not in names:
+            raise ValueError(f"{self.name} has a gradient by {', '.join(names)}, got {wrt!r}")
+        number = [slot.name for slot in function.inputs].index(wrt)
+        application = self._application.with_function(function.gradient(number))
+        return PointOperator(application, self._unravel, self._template)
+
     def _ordered(self, arrays: Sequence[Any], named: Mapping[str, Any], params: Any) -> list[Any]:
         """The arguments, checked, as the primitive takes them."""
         values = self._arguments(arrays, named)
@@ -107,11 +149,13 @@ class PointOperator:
         dtype = self._application.dtype
         if slot.dtype is None:
             return check_array(label, value, slot.shape, dtype)
-        if getattr(value, "dtype", None) != slot.dtype:
-            got = getattr(value, "dtype", type(value).__name__)
+        given = getattr(value, "dtype", None)
+        # Numbers of materials come from files in any type of integers.
+        if given != slot.dtype and not (slot.dtype.kind in "iu" and given is not None and np.dtype(given).kind in "iu"):
+            got = given if given is not None else type(value).__name__
             raise TypeError(f"{label} is {slot.dtype}, got {got}; convert it with .astype('{slot.dtype}')")
         check_plain(label, value)
-        return check_array(label, jnp.asarray(value).astype(dtype), slot.shape, dtype)
+        return check_array(label, jnp.asarray(value).astype(slot.dtype).astype(dtype), slot.shape, dtype)
 
     def _arguments(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         signature = inspect.Signature(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ceedtap import jax_compat
-from ceedtap.apply import Application, Connection, Mask, Switch
+from ceedtap.apply import Application, Connection, Mask, Switch, apply_p, lower_in_jax
 from ceedtap.ceed import CompositeOperator, Operator, Vector
 from ceedtap.point_function import Slot
 
@@ -155,16 +155,23 @@ class SumApplication(Application):
         return composite
 
     def call(self, ctx: jax_compat.LoweringRuleContext, *operands: Any) -> Any:
+        if not all(term.application.fits for term in self.terms):
+            one_by_one = functools.partial(self._summed, lambda op, *inputs: apply_p.bind(*inputs, op=op))
+            return lower_in_jax(ctx, one_by_one, self, operands)
         repeated = ctx.replace(avals_in=[ctx.avals_in[i] for i in self._operands])
         return super().call(repeated, *(operands[i] for i in self._operands))
 
     # -- plain JAX -----------------------------------------------------------------------------------------------
 
     def evaluate(self, *inputs: Any) -> list[Any]:
+        return self._summed(lambda op, *own: op.evaluate(*own), *inputs)
+
+    def _summed(self, run: Callable[..., list[Any]], *inputs: Any) -> list[Any]:
+        """The results, where ``run(application, *inputs)`` gives those of a part."""
         results: list[Any] = [None] * self.num_results
         tapped: list[Any] = []
         for term in self.terms:
-            outs = term.application.evaluate(*(inputs[i] for i in term.inputs))
+            outs = run(term.application, *(inputs[i] for i in term.inputs))
             for i, x in zip(term.outputs, outs, strict=False):
                 results[i] = x if results[i] is None else jnp.add(results[i], x)
             tapped += outs[len(term.outputs) : len(term.application.function.results)]

@@ -245,7 +245,8 @@ def test_linearisation_by_what_one_part_has():
     assert by_q.jacobian.ndim == 4
     assert np.isclose(jnp.vdot(by_q.T(h.T), jnp.cos(h.q)), jnp.vdot(want, h.T), rtol=1e-12)
     with pytest.raises(ValueError, match="not square"):
-        by_q.assemble()
+        by_q.diagonal()
+    assert close((by_q.assemble() @ jnp.cos(h.q).ravel()).reshape(want.shape), want)
     with pytest.raises(ValueError, match=r"cells \+ radiation \+ film can be linearised in T, x, outside, q, got 'w'"):
         h.total.linearize(*h.args, wrt="w", params=h.params)
     with pytest.raises(ValueError, match="direction of q has the shape"):

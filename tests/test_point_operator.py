@@ -549,16 +549,6 @@ def test_errors_of_definitions(square):
         ct.quadrature(0)
 
 
-def test_more_fields_than_libceed_has_room_for(square):
-    V, X = square.V, square.X
-    inputs = {f"a{i}": V.value for i in range(16)}
-    sums = ct.operator(inputs={**inputs, "w": X.weight}, outputs={"v": V.value}, name="sums")(
-        lambda w, **a: w * sum(jnp.sin(value) for value in a.values())
-    )
-    with pytest.raises(ValueError, match="sums has 18 fields; libCEED has room for 16"):
-        sums(*[jnp.ones(V.shape)] * 16)
-
-
 def test_derivatives_with_more_fields_than_there_is_room_for(square):
     """They become sums of operators."""
     V, X = square.V, square.X

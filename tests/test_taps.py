@@ -4,6 +4,7 @@ import io
 
 import jax
 import jax.numpy as jnp
+import lineax
 import numpy as np
 import pytest
 
@@ -273,3 +274,26 @@ def test_bad_arguments():
         ct.id_tap(print)
     with pytest.raises(TypeError, match="by keyword"):
         ct.id_tap(print, "text")
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, lambda f: jax.jit(jax.grad(lambda b: f(b).sum()))], ids=["jit", "grad"])
+@pytest.mark.parametrize("emit", ["tap", "call"])
+def test_order_in_primitives_that_hide_effects(wrap, emit):
+    """The solvers of lineax are such: JAX has no token there, and says so by a bare KeyError."""
+    events = []
+
+    def matrix(x):
+        if emit == "tap":
+            return 2 * ct.id_tap(lambda x, **_: events.append(x), x, ordered=True)
+        return ct.call(lambda x: 2 * x, x, result_shape=x, ordered=True, jvp=lambda x, dx: (matrix(*x), 2 * dx[0]))
+
+    operator = lineax.FunctionLinearOperator(
+        matrix, jax.ShapeDtypeStruct((3,), jnp.float64), lineax.positive_semidefinite_tag
+    )
+    with pytest.raises(NotImplementedError, match=r"such as lineax.linear_solve: .* Leave out ordered=True"):
+        wrap(lambda b: lineax.linear_solve(operator, b, lineax.CG(1e-8, 1e-8)).value)(jnp.ones(3))
+    solve = lambda b: jax.scipy.sparse.linalg.cg(matrix, b)[0]  # noqa: E731
+    if emit == "tap":
+        with ct.outfeed_receiver():
+            assert np.allclose(wrap(solve)(jnp.ones(3)), 0.5)
+        assert events
