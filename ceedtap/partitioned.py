@@ -87,7 +87,8 @@ def partition(operands: Sequence[jax_compat.PartedOperand], text: bytes) -> str:
     conditions, num_parts = rule["conditions"], rule["num_parts"]
     tapped = operands[1 : len(operands) - conditions]
     axes = tuple(map(tuple, rule["axes"]))
-    places = [_coordinates(operand.sharding, len(operand.shape), num_parts) for operand in tapped]
+    members = _members(axes, rule["manual"], num_parts)
+    places = [_coordinates(operand.sharding, len(operand.shape), members) for operand in tapped]
     starts = tuple(
         tuple(
             tuple(number * size for number, size in zip(place[part], operand.part_shape, strict=True))
@@ -125,15 +126,28 @@ def partition(operands: Sequence[jax_compat.PartedOperand], text: bytes) -> str:
     return lines.module()
 
 
-def _coordinates(sharding: Any, rank: int, num_parts: int) -> list[tuple[int, ...]]:
-    """For each part, the number of its piece along every axis of an array."""
+def _members(axes: Sequence[tuple[str, int]], manual: Sequence[str], num_parts: int) -> list[int]:
+    """The number of each part among those with the same place along the manual axes, in the order of the mesh."""
+    if not manual:
+        return list(range(num_parts))
+    sizes = [size for name, size in axes if name not in manual]
+    places = (Parts(tuple(axes)).coordinates(part) for part in range(num_parts))
+    others = ([place[name] for name, _ in axes if name not in manual] for place in places)
+    return [int(np.ravel_multi_index(other, sizes)) if sizes else 0 for other in others]
+
+
+def _coordinates(sharding: Any, rank: int, members: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each part, the number of its piece along every axis of an array. Where an array is spread along axes that are
+    not manual, XLA describes that for the members of one group."""
+    num_parts = len(members)
     if sharding.is_replicated() or sharding.is_manual():
         return [(0,) * rank] * num_parts
-    coordinates: list[tuple[int, ...]] = [()] * num_parts
+    devices = sharding.tile_assignment_devices()
+    coordinates: list[tuple[int, ...]] = [()] * len(devices)
     places = itertools.product(*map(range, sharding.tile_assignment_dimensions()))
-    for place, part in zip(places, sharding.tile_assignment_devices(), strict=True):
+    for place, part in zip(places, devices, strict=True):
         coordinates[part] = place[:rank]  # the rest is where the same piece is
-    return coordinates
+    return coordinates if len(devices) == num_parts else [coordinates[member] for member in members]
 
 
 class _Lines:

@@ -514,7 +514,7 @@ def test_errors_of_definitions(square):
     def make(function=lambda **_: 0.0, inputs=inputs, outputs=outputs, **options):
         return ct.operator(inputs=inputs, outputs=outputs, name="f", **options)(function)
 
-    other = Square().V
+    other = ct.Space(square.ceed, ct.mesh.box(5, 2), 1, quadrature=2)
     with pytest.raises(ValueError, match=r"share one mesh: u has .* o has"):
         make(inputs={**inputs, "o": other.value})
     with pytest.raises(ValueError, match="share one quadrature: u has 2, o has 4"):

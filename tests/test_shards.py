@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ceed_helpers import check_python
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -261,3 +262,35 @@ def test_programs_of_several_threads():
 def test_replicas_is_checked():
     with pytest.raises(ValueError, match="replicas is 'first' or 'all', got 'none'"):
         ct.id_tap(print, 1, replicas="none")
+
+
+@pytest.mark.parametrize("names", [("d", "a", "b"), ("b", "d", "a")], ids="".join)
+def test_arrays_that_jax_splits_further_inside_of_shard_map(names):
+    """One axis of the mesh is manual, the others are JAX's: as the shards of the array, replicas once or all."""
+    out = check_python(
+        f"""
+        import jax, numpy as np
+        import ceedtap as ct
+        from jax.sharding import NamedSharding, PartitionSpec as P
+
+        mesh = jax.make_mesh((2, 2, 2), {names}, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+        x = np.arange(64, dtype=np.float32).reshape(2, 4, 8)
+
+        def sort(arrays):
+            return sorted((a.shape, a.ravel().tolist()) for a in arrays)
+
+        for replicas in ("first", "all"):
+            for axes in (("a", "b"), ("b", "a"), (("b", "a"),), (None, "b"), ("a",), ()):
+                got = []
+                body = lambda v: ct.id_tap(lambda w: got.append(w.copy()), v * 1, replicas=replicas)
+                f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d"), axis_names={{"d"}}))
+                y = jax.device_put(x, NamedSharding(mesh, P("d", *axes)))
+                with ct.outfeed_receiver():
+                    f(y).block_until_ready()
+                shards = [s for s in y.addressable_shards if replicas == "all" or s.replica_id == 0]
+                assert sort(got) == sort(np.asarray(s.data) for s in shards), (axes, replicas)
+        print("ok")
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=8",
+    )
+    assert out == "ok\n"
