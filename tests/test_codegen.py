@@ -327,7 +327,6 @@ def test_conversions():
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "random_bits": lambda x: x + jax.random.uniform(jax.random.key(0)),
     "pure_callback": lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), np.float64), x),
     "debug_callback": lambda x: (jax.debug.callback(print, x), x)[1],
     "axis_index": lambda x: x,
@@ -349,7 +348,7 @@ def test_errors_name_the_primitive_and_the_line(name):
     with pytest.raises(TranslationError) as caught:
         source_of(function, ())
     message = str(caught.value)
-    assert f"the JAX primitive `{name}`" in message or name == "random_bits"
+    assert f"the JAX primitive `{name}`" in message
     assert "has no translation to C: " in message
     assert f"{__file__}:{line}" in message
 

@@ -208,7 +208,6 @@ class Test10ErrorCodes:
                 lambda: incomplete.multigrid_create_h1(ones, coarse, basis, matrix),
                 lambda: incomplete.create_fdm_element_inverse(),
                 lambda: incomplete.linear_assemble_symbolic(),
-                lambda: mass.op.multigrid_create_h1(ones, coarse, basis, matrix),
                 lambda: ceed.BasisH1(ct.TRIANGLE, 1, 0, 1, [], [], [], []),
                 lambda: ceed.BasisHdiv(ct.LINE, 1, 1, 1, [1.0], [1.0], [1.0], [1.0]),
                 lambda: ceed.BasisTensorH1Lagrange(1, 1, 1, 1, ct.GAUSS),
