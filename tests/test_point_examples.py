@@ -32,7 +32,7 @@ def test_the_page_on_physics(tmp_path):
     page = tmp_path / "page.py"
     page.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), encoding="utf-8")
     source, end, rest = run(page).partition("  return 0;\n}\n")
-    solved, slope, difference, boundary = rest.strip().splitlines()
+    solved, slope, difference, strain, boundary, outflow = rest.strip().splitlines()
     maximum, first, last = numbers(solved)
     # The series of the torsion function at the middle of the square.
     torsion = sum(
@@ -46,7 +46,10 @@ def test_the_page_on_physics(tmp_path):
     assert by_adjoint < 0
     assert abs(by_adjoint - by_differences) < 1e-7
     assert numbers(difference)[0] < 1e-14
+    exact, rounded = numbers(strain)
+    assert 0 < abs(exact - rounded) < 1e-8 * exact
     assert numbers(boundary)[0] < 1e-12
+    assert abs(numbers(outflow)[0] - 3.75) < 1e-6
     # The C on the page is what the translator writes.
     (shown,) = re.findall(r"```c\n(.*?)```", PAGE, re.DOTALL)
     for part in re.split(r"^ *\.\.\.\n", shown, flags=re.MULTILINE):

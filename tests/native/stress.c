@@ -220,7 +220,7 @@ static void fork_with_events_in_flight(void) {
   unsigned char bytes[HEADER + sizeof(event)] = {0};
   event first = {THREADS, 1, 0};
   memcpy(bytes + HEADER, &first, sizeof first);
-  CHECK(ct_queue_emit(consumer, 0, bytes, HEADER, bytes + HEADER, sizeof first) == CT_RESERVED);
+  CHECK(ct_queue_emit(consumer, 0, -1, bytes, HEADER, bytes + HEADER, sizeof first) == CT_RESERVED);
   ct_queue_before_fork();
   pid_t child = fork();
   CHECK(child >= 0);
@@ -228,7 +228,7 @@ static void fork_with_events_in_flight(void) {
   if (child == 0) {
     CHECK(ct_queue_take(1000, 1) == NULL); /* the event belongs to the parent */
     CHECK(ct_consumer_idle(consumer));
-    CHECK(ct_queue_emit(consumer, 0, bytes, HEADER, bytes + HEADER, sizeof first) == CT_RESERVED);
+    CHECK(ct_queue_emit(consumer, 0, -1, bytes, HEADER, bytes + HEADER, sizeof first) == CT_RESERVED);
     ct_frame *frame = ct_queue_take(100000, 1);
     CHECK(frame && frame->seq == 0);
     ct_queue_consumed(frame, 0);
