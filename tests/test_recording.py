@@ -276,6 +276,8 @@ def test_what_a_consumer_changes_is_not_what_is_recorded(path):
         jax.jit(lambda: ct.id_tap(change, jnp.ones(50_000)))()
     with ct.open(path) as run:
         assert [x.sum() for x in run[ct.Consumer(change).name]] == [5, 50_000]
+    with pytest.raises(ct.CallbackException, match="consumers raised"):  # what it gets is read-only
+        ct.barrier_wait()
 
 
 def test_large_and_small_frames_with_many_indices(path, monkeypatch):
