@@ -4,6 +4,7 @@ A plate of two squares and a block of two cubes, with a plane in the middle that
 around. Entities are in two groups, in one without a name, or in none.
 """
 
+import contextlib
 from pathlib import Path
 
 HERE = Path(__file__).parent / "meshes"
@@ -59,7 +60,8 @@ def write(model, name, **options):
         gmsh.model.mesh.setTransfiniteSurface(tag)
         gmsh.model.mesh.setRecombine(dim, tag)
     gmsh.model.mesh.generate(3 if model is block else 2)
-    gmsh.write(str(HERE / name))
+    with contextlib.chdir(HERE):  # some formats have the name of the file in them: no path of a machine
+        gmsh.write(name)
     gmsh.finalize()
 
 
