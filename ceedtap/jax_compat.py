@@ -215,8 +215,10 @@ def emit_ffi_call(
     lower = build_ffi_lowering_function(target, has_side_effect=True)
     avals_in = list(ctx.avals_in if avals_in is None else avals_in)
     token = _last_token(ctx) if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
-    avals = {"avals_in": [_core.abstract_token, *avals_in], "avals_out": [_core.abstract_token, *avals_out]}
-    token, *results = lower(ctx.replace(**avals), token, *operands, **attributes).results
+    if token is not None:
+        avals_in, operands = [_core.abstract_token, *avals_in], [token, *operands]
+    ctx_of_call = ctx.replace(avals_in=avals_in, avals_out=[_core.abstract_token, *avals_out])
+    token, *results = lower(ctx_of_call, *operands, **attributes).results
     if ordered_effect is None:
         _set_last_token(ctx, token)
     else:
@@ -232,11 +234,12 @@ def _last_tokens(ctx: LoweringRuleContext) -> list[tuple[Any, Any]]:
 
 
 def _last_token(ctx: LoweringRuleContext) -> Any:
+    """That of the block of code which is being made; None: there is none yet."""
     block = _ir.InsertionPoint.current.block
     for known, token in reversed(_last_tokens(ctx)):
         if known == block:
             return token
-    return _stablehlo.create_token()
+    return None
 
 
 def _set_last_token(ctx: LoweringRuleContext, token: Any) -> None:
@@ -371,6 +374,8 @@ def emit_partitioned_call(
 ) -> None:
     """Calls what the rule of `target` makes for each part of the program; see :func:`register_partitioner`."""
     token = _last_token(ctx) if ordered_effect is None else ctx.tokens_in.get(ordered_effect)
+    if token is None:  # the rule wants one
+        token = _stablehlo.create_token()
     call = _stablehlo.CustomCallOp(
         [_stablehlo.TokenType.get()],
         [token, *operands],
